@@ -180,8 +180,9 @@ def _training_job(workload: str) -> Any:
     count = steps[keras.config.backend()]
     if workload == "mlp":
         return job_of("mlp-sgd", count)
-    rows = WORKLOADS["mlp-sgd"].arrays(count * 100)[0]
-    made = Workload(NETWORKS[workload], _autoencoder, WORKLOADS["mlp-sgd"].arrays, steps, 100)
+    arrays_of = WORKLOADS["mlp-sgd"].arrays
+    rows = arrays_of(count * 100)[0]
+    made = Workload(NETWORKS[workload], _autoencoder, arrays_of, steps, 100, metrics=dict)
     return Job(workload, made, count, (rows, rows))
 
 
@@ -272,7 +273,7 @@ def job(workload: str, examples: int | None = None) -> Any:
     examples = examples or FEWER.get(workload, EXAMPLES)
     if workload == "autoencoder":
         arrays_of = WORKLOADS["mlp-sgd"].arrays
-        made = Workload(NETWORKS[workload], _autoencoder, arrays_of, {}, BATCH)
+        made = Workload(NETWORKS[workload], _autoencoder, arrays_of, {}, BATCH, metrics=dict)
         rows = arrays_of(examples)[0]
         arrays = rows, rows
     else:

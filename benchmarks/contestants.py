@@ -189,7 +189,7 @@ def compiled(job: Job, **compile_arguments: Any) -> Any:
     task.model.compile(
         optimizer=task.optimizer,
         loss=task.loss,
-        metrics=list(task.metrics.values()),
+        metrics=list(job.metrics().values()),
         **compile_arguments,
     )
     return task.model

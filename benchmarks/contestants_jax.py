@@ -20,7 +20,7 @@ class Hand:
     """A task's parts with a hand-written pure step: `step(state, x, y)` returns the next state."""
 
     def __init__(self, job: Job) -> None:
-        self.task = job.make()
+        self.task, self.metrics = job.make(), job.metrics()
         self.counted: dict[str, Any] = {}
         self.step: Step
         self.step, start = self._gan() if job.workload.kind == "gan" else self._supervised()
@@ -44,7 +44,7 @@ class Hand:
 
     def _supervised(self) -> tuple[Step, State]:
         model, optimizer, loss_function = self.task.model, self.task.optimizer, self.task.loss
-        mean, accuracy = keras.metrics.Mean(), keras.metrics.SparseCategoricalAccuracy()
+        mean, accuracy = keras.metrics.Mean(), self.metrics["accuracy"]
         self.counted = {"loss": mean, "accuracy": accuracy}
         optimizer.build(model.trainable_variables)
 
@@ -149,7 +149,7 @@ def reading_loss(job: Job) -> Callable[..., float]:
     """A jitted step over NumPy batches that donates its state, and whose loss is read each time."""
     task = job.make()
     model, optimizer, loss_function = task.model, task.optimizer, task.loss
-    metrics = task.metrics
+    metrics = job.metrics()
     optimizer.build(model.trainable_variables)
 
     def objective(trainable: Any, other: Any, x: Any, y: Any) -> Any:
@@ -189,7 +189,7 @@ def evaluating(job: Job) -> Contestant:
     """A jitted step over NumPy slices that updates the mean loss and the metrics."""
     task = job.make()
     model, loss_function = task.model, task.loss
-    metrics = {"loss": keras.metrics.Mean(), **task.metrics}
+    metrics = {"loss": keras.metrics.Mean(), **job.metrics()}
     weights = _values(model.trainable_variables), _values(model.non_trainable_variables)
 
     @jax.jit

@@ -36,7 +36,7 @@ class Hand:
     """
 
     def __init__(self, job: Job, replicas: int = 1) -> None:
-        self.task, self.replicas = job.make(), replicas
+        self.task, self.metrics, self.replicas = job.make(), job.metrics(), replicas
         self.counted: dict[str, Any] = {}
         self.step: Step = self._gan() if job.workload.kind == "gan" else self._supervised()
 
@@ -53,7 +53,7 @@ class Hand:
 
     def _supervised(self) -> Step:
         model, optimizer, loss_function = self.task.model, self.task.optimizer, self.task.loss
-        mean, accuracy = keras.metrics.Mean(), keras.metrics.SparseCategoricalAccuracy()
+        mean, accuracy = keras.metrics.Mean(), self.metrics["accuracy"]
         self.counted = {"loss": mean, "accuracy": accuracy}
         optimizer.build(model.trainable_variables)  # a compiled loop could not
 
@@ -145,6 +145,7 @@ def reading_loss(job: Job) -> Callable[..., float]:
     """A compiled step over NumPy batches whose loss is read each time."""
     task = job.make()
     model, optimizer, loss_function = task.model, task.optimizer, task.loss
+    metrics = job.metrics()
     optimizer.build(model.trainable_variables)
 
     @tf.function
@@ -154,7 +155,7 @@ def reading_loss(job: Job) -> Callable[..., float]:
             loss = loss_function(y, outputs)
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-        for metric in task.metrics.values():
+        for metric in metrics.values():
             metric.update_state(y, outputs)
         return loss
 
@@ -165,23 +166,23 @@ def evaluating(job: Job, over_dataset: bool) -> Contestant:
     """A compiled step that updates the mean loss and the metrics, and a loop over all batches."""
     task = job.make()
     model, loss_function, mean = task.model, task.loss, keras.metrics.Mean()
-    metrics = task.metrics.values()
+    metrics = job.metrics()
 
     @tf.function
     def step(x: Any, y: Any) -> None:
         outputs = model(x, training=False)
         mean.update_state(loss_function(y, outputs))
-        for metric in metrics:
+        for metric in metrics.values():
             metric.update_state(y, outputs)
 
     batches = stored_order(job.arrays, job.batch_size, over_dataset)
 
     def run() -> Values:
-        for metric in (mean, *metrics):
+        for metric in (mean, *metrics.values()):
             metric.reset_state()
         for x, y in batches():
             step(x, y)
-        results = {name: float(metric.result()) for name, metric in task.metrics.items()}
+        results = {name: float(metric.result()) for name, metric in metrics.items()}
         return {"loss": float(mean.result()), **results}
 
     return Contestant(run, job.steps)

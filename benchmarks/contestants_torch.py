@@ -136,7 +136,7 @@ def reading_loss(job: Job) -> Callable[..., float]:
     task = job.make()
     model, optimizer, loss_function = task.model, task.optimizer, task.loss
     optimizer.build(model.trainable_variables)
-    weights = model.trainable_variables
+    weights, metrics = model.trainable_variables, job.metrics()
 
     def run(x: Any, y: Any) -> float:
         model.zero_grad()
@@ -146,7 +146,7 @@ def reading_loss(job: Job) -> Callable[..., float]:
         loss.backward()
         with torch.no_grad():
             optimizer.apply([v.value.grad for v in weights], weights)
-            for metric in task.metrics.values():
+            for metric in metrics.values():
                 metric.update_state(y, outputs)
         return float(loss)
 
@@ -157,9 +157,10 @@ def evaluating_keras(job: Job) -> Contestant:
     """A loop over the task's own Keras layers and metrics, without gradients."""
     task = job.make()
     model, loss_function, arrays = task.model, task.loss, tensors(job)
+    metrics = job.metrics()
 
     def run() -> Values:
-        for metric in task.metrics.values():
+        for metric in metrics.values():
             metric.reset_state()
         total, counted = torch.zeros(()), 0
         with torch.inference_mode():
@@ -167,9 +168,9 @@ def evaluating_keras(job: Job) -> Contestant:
                 outputs = model(x, training=False)
                 total += loss_function(y, outputs) * len(x)
                 counted += len(x)
-                for metric in task.metrics.values():
+                for metric in metrics.values():
                     metric.update_state(y, outputs)
-            results = {name: float(metric.result()) for name, metric in task.metrics.items()}
+            results = {name: float(metric.result()) for name, metric in metrics.items()}
         return {"loss": float(total) / counted, **results}
 
     return Contestant(run, job.steps)
@@ -296,8 +297,7 @@ def keras_layers(job: Job, given: Any = None) -> Contestant:
         counted = Counted()
         return looped(keras_gan_step(job.make(), counted), counted, slices(job), job.steps)
     task, counted = job.make(), Counted()
-    model, loss_function = task.model, task.loss
-    accuracy = keras.metrics.SparseCategoricalAccuracy()
+    model, loss_function, accuracy = task.model, task.loss, job.metrics()["accuracy"]
 
     def step(x: Any, y: Any) -> None:
         logits = model(x, training=True)

@@ -37,6 +37,7 @@ class Workload:
         batch_size: Examples in a step.
         kind: Which hand-written step it takes, and who takes part.
         convolves: It has convolutions.
+        metrics: Makes the metrics that everybody counts in addition to the mean loss, by name.
     """
 
     what: str
@@ -46,6 +47,9 @@ class Workload:
     batch_size: int = 64
     kind: str = "supervised"
     convolves: bool = False
+    metrics: Callable[[], dict[str, Any]] = lambda: {
+        "accuracy": keras.metrics.SparseCategoricalAccuracy()
+    }
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,10 @@ class Job:
         """Return a new task, from the same seed each time."""
         keras.utils.set_random_seed(0)
         return self.workload.make()
+
+    def metrics(self) -> dict[str, Any]:
+        """Return new metrics: those of a Supervised task exist only once it has seen a batch."""
+        return self.workload.metrics()
 
     def order(self) -> np.ndarray:
         """Return the order of an epoch: indices of shape (steps, batch_size)."""
@@ -318,6 +326,7 @@ WORKLOADS: dict[str, Workload] = {
         {"tensorflow": 64, "jax": 64, "torch": 64},
         kind="gan",
         convolves=True,
+        metrics=dict,
     ),
     "transformer": Workload(
         "a causal transformer: 2 layers of width 64 with 4 heads, 64 tokens, Adam, batch 32",
