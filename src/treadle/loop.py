@@ -429,6 +429,7 @@ class Loop:
             self._hooks.notify("validation", self, None)
             with self._session.evaluation.timed():
                 results = validation.run(self._evaluate, self.progress)
+            self._session.warn_of_effects(self._session.evaluation.effects)
             self._hooks.notify("validation", self, results)
         return results
 
@@ -509,24 +510,17 @@ class Loop:
 
     def _evaluate(self, source: Any) -> dict[str, float]:
         """Evaluate a source without notifying hooks."""
-        self._check_restored()
+        self._session.restore_without_training()
         process_group().exchange(None, "an evaluation")
         with shortened(), noting("evaluation", self.progress), explaining():
             return self._session.evaluation.evaluate(source, self)
 
     def predict(self, source: Any) -> Any:
         """Run `predict_step` over a source and return NumPy arrays joined on the first axis."""
-        self._check_restored()
+        self._session.restore_without_training()
         process_group().exchange(None, "a prediction")
         with shortened(), explaining():
             return self._session.evaluation.predict(source, self)
-
-    def _check_restored(self) -> None:
-        """Assign the values of a checkpoint, if a run resumes, and check that none is missing."""
-        resuming = self._session.resuming
-        if resuming.has_pending:
-            resuming.assign_what_exists(self.state)
-            resuming.check_built(self.state)
 
     def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
         """Run a function of the task compiled and return NumPy arrays; state changes are discarded.
@@ -535,7 +529,8 @@ class Loop:
         constants. Each call draws from a new random stream. Compiled programs are kept for the 16
         most recently called combinations of function and constants.
         """
-        self._check_restored()  # a source may call this for its first batch, before the build
+        # A source may call this for its first batch, before the build.
+        self._session.restore_without_training()
         process_group().exchange(None, "a call of a function")
         with shortened(), explaining():
             return self._session.evaluation.call(function, *inputs)

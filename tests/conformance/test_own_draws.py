@@ -164,6 +164,22 @@ def test_the_seeds_of_tensorflow_make_a_run_repeatable(seeded_by: str) -> None:
     assert not np.array_equal(other["drawn"], first["drawn"])
 
 
+@pytest.mark.parametrize("execution", ["auto", "eager"])
+def test_operations_that_count_in_the_kernel_draw_different_numbers(execution: str) -> None:
+    def sampled() -> Any:
+        classes = tf.constant([[1]], tf.int64)
+        found = tf.random.log_uniform_candidate_sampler(classes, 1, 5, True, 99)
+        return tf.cast(found.sampled_candidates, tf.float32)
+
+    def draw(x: Any) -> Any:
+        normal = tf.vectorized_map(lambda row: tf.random.normal([4]) - tf.random.normal([4]), x)
+        samples = sampled() - sampled()
+        distinct = tf.reduce_any(normal != 0) & tf.reduce_any(samples != 0)
+        return tf.zeros_like(x) + tf.cast(distinct, tf.float32)
+
+    assert set(run(draw, execution=execution)["drawn"]) == {BATCH * 4.0}
+
+
 def test_a_function_of_vectorized_map_may_draw() -> None:
     def draw(x: Any) -> Any:
         return tf.vectorized_map(lambda row: row + tf.random.normal([4]), x)

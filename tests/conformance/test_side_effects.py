@@ -199,6 +199,78 @@ def test_a_table_resumes_and_rolls_back_with_the_state(tmp_path: Path) -> None:
     assert run(tmp_path / "rolled-back", rollback, source=broken) == whole[: STEPS - 2]
 
 
+class Branching(Acting):
+    """Counts in one table in the first step and in another later, and evaluates with both."""
+
+    def __init__(self) -> None:
+        create = tf.lookup.experimental.MutableHashTable
+        tables = create(tf.int64, tf.float32, 0.0), create(tf.int64, tf.float32, 0.0)
+        key = tf.constant([1], tf.int64)
+
+        def insert(table: Any) -> Any:
+            table.insert(key, table.lookup(key) + 1.0)
+            return 0.0
+
+        def counted() -> Any:
+            one, many = (tf.ensure_shape(table.lookup(key), [1])[0] for table in tables)
+            return one + 100 * many
+
+        def act(x: Any) -> Any:
+            first = tf.reduce_all(x == X[:BATCH])
+            tf.cond(first, lambda: insert(tables[0]), lambda: insert(tables[1]))
+            return counted()
+
+        super().__init__(act)
+        self.counted = counted
+
+    def eval_step(self, batch: Any) -> Any:
+        return {"found": self.counted()}
+
+
+@on_tensorflow
+@pytest.mark.parametrize("execution", ["auto", "eager"])
+def test_tables_of_branches_are_told_apart_in_a_resumed_run_and_in_an_evaluation(
+    execution: str, tmp_path: Path
+) -> None:
+    in_order = data.from_arrays(X, batch_size=BATCH, shuffle=False)
+
+    def loop(*hooks: Any) -> Any:
+        options = treadle.Options(execution=execution)
+        return treadle.Loop(Branching(), tmp_path, hooks=hooks, options=options, console=False)
+
+    every_step = treadle.hooks.Checkpoint("1 step")
+    with (
+        pytest.raises(OSError, match="killed"),
+        loop(every_step, treadle.every("2 steps", fail)) as killed,
+    ):
+        killed.fit(in_order, epochs=2)
+    with loop() as resumed:
+        found = resumed.fit(in_order, epochs=2).steps("found").tolist()
+    assert found == [1.0, 101.0, 201.0, 202.0, 302.0, 402.0]
+    with loop() as finished:
+        assert finished.evaluate(in_order) == {"found": 402.0}
+
+
+@on_tensorflow
+def test_a_table_that_eval_step_changes_is_named(tmp_path: Path) -> None:
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+
+    class Evaluating(Acting):
+        def eval_step(self, batch: Any) -> Any:
+            table.insert(tf.constant([1], tf.int64), [1.0])
+            return {"found": tf.reduce_sum(batch)}
+
+    message = (
+        "a resume of this run may not be exact: eval_step changes a table, which a checkpoint "
+        "holds only if train_step changes it: count in a metric"
+    )
+    with (
+        pytest.warns(TreadleWarning, match=message),
+        treadle.Loop(Evaluating(tf.reduce_sum), tmp_path, console=False) as loop,
+    ):
+        loop.fit(SOURCE, validation=SOURCE, epochs=1)
+
+
 def fail(*_: Any) -> None:
     raise OSError("killed")
 
@@ -287,6 +359,31 @@ def test_a_step_that_cannot_be_traced_and_acts_says_that_it_acts_once_more() -> 
     ):
         train(act, execution="eager")
     assert len(calls) > STEPS
+
+
+@on_tensorflow
+def test_a_step_that_cannot_be_traced_may_read_what_it_has_put_into_a_queue(tmp_path: Path) -> None:
+    queue = tf.queue.FIFOQueue(99, [tf.float32], [()])
+
+    def act(x: Any) -> Any:
+        queue.enqueue(tf.reduce_sum(x))
+        return float(queue.dequeue()) + tf.zeros([])
+
+    with pytest.warns(TreadleWarning, match="acts once more than it trains"):
+        assert len(train(act, execution="eager")) == STEPS
+    assert int(queue.size()) == 0
+
+
+@on_tensorflow
+def test_a_step_that_cannot_be_traced_and_fills_a_table_acts_once_for_each_step() -> None:
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+    key = tf.constant(7, tf.int64)
+
+    def act(x: Any) -> Any:
+        table.insert(key, table.lookup(key) + 1.0)
+        return float(table.lookup(key)) + tf.zeros([])
+
+    assert train(act, execution="eager") == [1.0 + step for step in range(STEPS)]
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="callbacks of JAX")

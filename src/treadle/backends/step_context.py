@@ -63,6 +63,10 @@ class Effects:
             self.paused = False
         self.stores.append(store)
 
+    def contents(self) -> list[Mapping[str, Any]]:
+        """Return the contents of all stores, also of those in the checkpoint that wait for use."""
+        return [*(store.read() for store in self.stores), *self.saved[len(self.stores) :]]
+
     def restore(self, saved: Sequence[Mapping[str, Any]]) -> None:
         """Restore the contents of all stores, also of those that the step uses first later."""
         self.saved = saved

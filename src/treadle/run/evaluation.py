@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..backends.base import Caller, active, start_each
+from ..backends.step_context import Effects
 from ..backends.window import Window, form_of
 from ..checkpoint.batch_forms import MissingClassError, zeros
 from ..core import structures
@@ -115,6 +116,11 @@ class Evaluation:
         finally:
             self.position = None
             feed.close()
+
+    @property
+    def effects(self) -> Effects | None:
+        """What `eval_step` does besides computing and changing variables; None before it runs."""
+        return self._prepared.effects if self._prepared else None
 
     @property
     def forms(self) -> list[Any]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..backends.base import active
 from ..backends.hints import device_lost
+from ..backends.step_context import Effects
 from ..backends.window import Window
 from ..checkpoint import Checkpoint
 from ..checkpoint.run_files import averaged
@@ -458,7 +459,6 @@ class Session:
             self._begin_without_training(source)
         if source.inexact and self.services.directory is not None:
             self.services.reporter.warn(f"a resume of this run may not be exact: {source.inexact}")
-        self._warn_of_effects()
 
     def open_source(self, source: Source, trains: bool = False) -> None:
         """Open a source at the current progress, and at its position in a checkpoint.
@@ -505,8 +505,26 @@ class Session:
                 self.training.prepare(window, forms.get("train_step", ()))
             with noting("eval_step", self.progress), explaining():
                 self.evaluation.prepare(forms.get("eval_step", ()))
+        self._restore_stores()
         if self.services.directory is not None:
             self.state.refuse_unsaved()
+
+    def _restore_stores(self) -> None:
+        """Restore what the train step changes besides variables, if the run is resumed."""
+        saved, prepared = self.resuming.saved, self.training.prepared
+        if saved is not None and prepared is not None:
+            prepared.effects.restore(saved.stores)
+
+    def restore_without_training(self) -> None:
+        """Assign the values of a checkpoint, if a run resumes, and check that none is missing."""
+        resuming, saved = self.resuming, self.resuming.saved
+        if saved is not None and saved.stores and self.training.prepared is None:
+            window = self.training.zeros(resuming.forms)  # only the step knows what it changes
+            if window is not None:
+                self._restoring.build(self.training, lambda: self.prepare(window))
+        if resuming.has_pending:
+            resuming.assign_what_exists(self.state)
+            resuming.check_built(self.state)
 
     def recompile_if_changed(self, window: Window) -> None:
         """Rebuild the step if a Python value changed or the batch form is new; log the reason."""
@@ -569,13 +587,12 @@ class Session:
             self.resuming.is_later(self.resuming.call),
             self.resuming.is_of_this_call,
         )
+        self._restore_stores()
         found = self._restore_variables()
         if not self.started:
             self.averages.begin(self.state)
         if found is not None and saved is not None:
             self.training.restore_means(saved.means)
-            if self.training.prepared is not None:
-                self.training.prepared.effects.restore(saved.stores)
             if not later:
                 self.averages.restore(saved.averages)
             self._saved_circumstances = found.about
@@ -587,6 +604,7 @@ class Session:
             else:
                 self._weights.start(self.state)
             self._start_hooks(window)
+            self.warn_of_effects()
 
     def _steps_planned(self) -> int | None:
         """Return how many steps the call trains for, or None if unknown."""
@@ -624,14 +642,18 @@ class Session:
             self._saved_circumstances = None
         prepared = self.training.prepared
         if prepared is not None and prepared.effects.news:  # of a branch that is traced only now
-            self._warn_of_effects()
+            self.warn_of_effects()
 
-    def _warn_of_effects(self) -> None:
-        """Warn of what the step does besides computing and changing variables."""
+    def warn_of_effects(self, of: Effects | None = None) -> None:
+        """Warn of what a step does besides computing and changing variables.
+
+        Args:
+            of: The effects of another step than the train step.
+        """
         prepared, reporter = self.training.prepared, self.services.reporter
-        if prepared is None:
+        effects = of or (prepared.effects if prepared is not None else None)
+        if effects is None:
             return
-        effects = prepared.effects
         reporter.warn(effects.repeated)
         for text in effects.news if self.services.directory is not None else ():
             reporter.warn(text)

@@ -80,9 +80,9 @@ class Training:
         """The compilers of the step's programs, by the text of the form."""
         return self.prepared.compilers if self.prepared else self._compilers
 
-    def stores(self) -> list[dict[str, Any]]:
+    def stores(self) -> list[Mapping[str, Any]]:
         """Return the contents of what the step changes besides variables, for a checkpoint."""
-        return [x.read() for x in self.prepared.effects.stores] if self.prepared else []
+        return self.prepared.effects.contents() if self.prepared else []
 
     @property
     def forms(self) -> list[Any]:

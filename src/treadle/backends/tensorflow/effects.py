@@ -2,8 +2,9 @@
 
 A dry run must not act: it prints nothing, writes no summary, takes no element of an iterator and
 calls no environment behind `tf.numpy_function`. It runs eagerly, as long as its operations only
-compute. Operations without a result that act are left out. At the first one with a result, the dry
-run starts again as a trace, in which no operation runs.
+compute. Operations without a result that act are left out. At the first one with a result, and at
+the first one that changes a table, the dry run starts again as a trace, in which no operation runs:
+a trace finds the tables of all branches in the same order for each batch, by which they are saved.
 """
 
 from collections.abc import Callable, Generator, Mapping
@@ -142,7 +143,12 @@ def _note(effects: Effects, op: str, inputs: Any, graph: Any = None) -> None:
         )
     elif op in _INSERTS:
         handle = _outside(graph, inputs[0])
-        if handle is not None:
+        if handle is not None and effects.name == "eval_step":
+            effects.refuse(
+                "eval_step changes a table, which a checkpoint holds only if train_step changes "
+                "it: count in a metric"
+            )
+        elif handle is not None:
             effects.keep(Table(handle, inputs[1].dtype, inputs[2].dtype))
     elif held is not None and (not inputs or _outside(graph, inputs[0]) is not None):
         effects.refuse(
@@ -172,15 +178,16 @@ def observed(effects: Effects) -> Generator[None]:
 
 
 @contextmanager
-def without_acting(effects: Effects, must_run: bool) -> Generator[None]:
+def without_acting(effects: Effects, ran: list[str] | None = None) -> Generator[None]:
     """Leave operations that act out of what runs eagerly in this context, in this thread.
 
     Args:
         effects: Where they are recorded.
-        must_run: Whether those that return a result run.
+        ran: Where to list operations that have to run: those with a result, and queues, which
+            would wait forever for what is left out. None if these must not run.
 
     Raises:
-        ActingError: At an operation that returns a result, unless these run.
+        ActingError: At an operation that has to run and must not, or that changes a table.
     """
     local: list[Any] = []  # iterators that the step itself creates
 
@@ -188,11 +195,13 @@ def without_acting(effects: Effects, must_run: bool) -> Generator[None]:
         if not effects.paused and (op in ACTING or op in _COUNTING):
             if any(args[0] is x for x in local if args):
                 return original(ctx, op, op_name, *args)
-            _note(effects, op, args)
-            if op in _WITHOUT_RESULT:
-                return None
-            if op in ACTING and not must_run:
+            if op in ACTING and ran is None and (op in _INSERTS or op not in _WITHOUT_RESULT):
                 raise ActingError
+            _note(effects, op, args)
+            if op in _WITHOUT_RESULT and (ran is None or op not in _HELD):
+                return None
+            if ran is not None and op in ACTING:
+                ran.append(op)
         found = original(ctx, op, op_name, *args)
         if op.startswith("AnonymousIterator"):
             local.append(found[0] if isinstance(found, tuple) else found)
@@ -201,8 +210,9 @@ def without_acting(effects: Effects, must_run: bool) -> Generator[None]:
     def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if tf.executing_eagerly():
             effects.acts = True
-            if not must_run:
+            if ran is None:
                 raise ActingError
+            ran.append("PyFunc")
         return original(*args, **kwargs)
 
     with wrapped({INTERNALS["execute"]: execute, INTERNALS["py_func_common"]: call}):
@@ -235,7 +245,7 @@ def dry_run(
         return scope, tape
 
     try:
-        return attempt(Scope(), without_acting(build.effects, must_run=False))
+        return attempt(Scope(), without_acting(build.effects))
     except ActingError:
         pass
     try:
@@ -243,12 +253,13 @@ def dry_run(
     except TreadleError:
         raise
     except Exception as error:
-        must_run, reason = without_acting(build.effects, must_run=True), in_one_line(error)
-        found = attempt(Scope(), must_run)
-        build.effects.repeated = (
-            f"{build.effects.name} acts once more than it trains, such as by calling Python: it "
-            f"had to run before training, since TensorFlow cannot trace it ({reason})"
-        )
+        ran, reason = list[str](), in_one_line(error)
+        found = attempt(Scope(), without_acting(build.effects, ran))
+        if ran:
+            build.effects.repeated = (
+                f"{build.effects.name} acts once more than it trains, such as by calling Python: "
+                f"it had to run before training, since TensorFlow cannot trace it ({reason})"
+            )
     else:
         if step.ranges is not None:
             step.ranges.used.clear()  # they have no values

@@ -100,7 +100,7 @@ def _replaced(draw: Draw) -> Draw:
             return original(*args, **kwargs)
         given = dict(signature(original).bind(*args, **kwargs).arguments)
         given.pop("name", None)
-        seeds = [given.pop(name, None) or 0 for name in ("seed", "seed2")]
+        seeds = [max(0, given.pop(name, None) or 0) for name in ("seed", "seed2")]
         drawn, build = draw(_next(*seeds), **given), context().build
         if build is None:
             return drawn
@@ -114,11 +114,15 @@ def _replaced(draw: Draw) -> Draw:
 
 
 def _own_seeds(original: Draw, op_seed: Any) -> Any:
-    """Return the seeds that the user has set; TensorFlow's own count the operations before."""
-    seed = _global_seed()
+    """Return the seeds that the user has set.
+
+    TensorFlow's own seeds count the operations before, so that no two draw the same numbers. They
+    are negative: what draws in the place of an operation ignores them.
+    """
+    seed, found = _global_seed(), original(op_seed)
     if seed is None or context().build is not None:
-        return original(op_seed)
-    return seed % LARGEST or LARGEST, (op_seed or 0) % LARGEST
+        return found
+    return seed % LARGEST or LARGEST, -found[1] if op_seed is None else op_seed % LARGEST
 
 
 def _next(seed: int, own_seed: int) -> Any:
