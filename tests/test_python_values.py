@@ -284,3 +284,11 @@ def test_scalars_of_numpy_are_unchanged_however_often_they_are_read() -> None:
     for scalar in (np.complex64(1j), np.datetime64("2020-01-01"), np.float32(0.1)):
         assert fingerprint(scalar) == fingerprint(scalar.copy())
     assert fingerprint(np.complex64(1j)) != fingerprint(np.complex64(2j))
+
+
+def test_an_object_that_a_hook_replaces_by_a_number_when_it_starts_is_an_initial_value() -> None:
+    task = Plain()
+    values = PythonValues(task)
+    with values.starting(reverted=False):
+        task.function = 7
+    assert values.changes() == {}

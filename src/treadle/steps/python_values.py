@@ -218,7 +218,8 @@ class PythonValues:
         """
         before = self.values()
         yield
-        objects = {path: x for path, x in self.values().items() if x.kind not in SAVED}
+        opaque = {path for path, x in before.items() if x.kind not in SAVED}
+        objects = {p: x for p, x in self.values().items() if x.kind not in SAVED or p in opaque}
         self._begin_with({path: x for path, x in before.items() if path in objects}, objects)
         if reverted:
             self.set({path: x for path, x in before.items() if x.kind in SAVED})
