@@ -84,6 +84,11 @@ def test_the_rates_of_a_task():
         (["schedule", "cyclic(**{'low': 1})"], "cannot read the schedule \"cyclic(**{'low': 1})\""),
         (["schedule", "cyclic(low.real, 1, 2)"], "cannot read the schedule"),
         (["schedule", "cyclic(*[1, 2, 3])"], "cannot read the schedule"),
+        (
+            ["schedule", "warm_up(cosine_decay, 5)"],
+            "cannot read the schedule 'warm_up(cosine_decay",
+        ),
+        (["schedule", "(1, 2)"], "cannot read the schedule '(1, 2)'"),
         (["schedule", "().__class__.mro()"], "cannot read the schedule '().__class__.mro()'"),
         (["schedule", "cyclic(open('made', 'w'), 1, 2)"], "there is no schedule 'open'."),
         (

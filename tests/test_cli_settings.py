@@ -127,6 +127,15 @@ def test_a_parameter_without_default_is_needed(tmp_path):
     assert recipe.settings(["units=3"]) == {"units": 3}
 
 
+def test_annotations_and_defaults_that_python_rejects_are_no_error_before_it(tmp_path):
+    text = "class Mine(Task):\n    def __init__(self, a: 'b['=1, b: 'x'[9]=1, c={[]: 1}): ...\n"
+    parameters = resolve(str(written(tmp_path, text))).known_parameters()
+    assert [parameter.accepts for parameter in parameters] == [(), (), ()]
+    text = "class Mine(Task):\n    def __init__(self, a: Annotated[int, Range('x'[9], 2)]): ...\n"
+    with pytest.raises(ConfigurationError, match="use literal values, as Range"):
+        resolve(str(written(tmp_path, text)))
+
+
 def test_signatures_are_inherited_from_readable_files(tmp_path):
     written(tmp_path, "class Base(Task):\n    def __init__(self, a: int = 1): ...\n", "base.py")
     path = written(

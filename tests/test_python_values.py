@@ -12,12 +12,18 @@ import pytest
 import treadle
 from treadle.checkpoint.structure import decode, encode
 from treadle.errors import StateError
+from treadle.steps.constants import fingerprint
 from treadle.steps.python_values import MOST_CHANGED, PythonValues, described
 
 
 class Color(enum.Enum):
     RED = 1
     BLUE = 2
+
+
+class Mode(enum.Flag):
+    READ = 1
+    WRITE = 2
 
 
 class Pair(NamedTuple):
@@ -150,6 +156,16 @@ def test_the_list_itself_is_kept() -> None:
         ),
         (lambda task: delattr(task, "number"), "number changed from 1.5 to nothing"),
         (
+            lambda task: setattr(task, "color", Mode.READ | Mode.WRITE),
+            "color changed from Color.RED to one Mode",
+        ),
+        (lambda task: setattr(task, "color", Mode(0)), "color changed from Color.RED to one Mode"),
+        (
+            lambda task: setattr(task, "function", 7),
+            "function changed from one builtin_function_or_method to 7",
+        ),
+        (lambda task: setattr(task, "items", 7), "items changed from a list of 2 to 7"),
+        (
             lambda task: setattr(task, "pair", tuple(range(20_000))),
             "pair changed from (0.0, 1.0) to a tuple of 20000",
         ),
@@ -262,3 +278,17 @@ def test_values_that_no_checkpoint_contains_are_refused(found: Any) -> None:
 def test_values_of_another_type_are_not_restored(now: Any) -> None:
     task, missing = restored({"color": {"was": None, "now": now}})
     assert set(missing) == {"color"} and task.color is Color.RED
+
+
+def test_scalars_of_numpy_are_unchanged_however_often_they_are_read() -> None:
+    for scalar in (np.complex64(1j), np.datetime64("2020-01-01"), np.float32(0.1)):
+        assert fingerprint(scalar) == fingerprint(scalar.copy())
+    assert fingerprint(np.complex64(1j)) != fingerprint(np.complex64(2j))
+
+
+def test_an_object_that_a_hook_replaces_by_a_number_when_it_starts_is_an_initial_value() -> None:
+    task = Plain()
+    values = PythonValues(task)
+    with values.starting(reverted=False):
+        task.function = 7
+    assert values.changes() == {}

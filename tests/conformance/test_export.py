@@ -209,6 +209,8 @@ def test_outputs_that_exporters_take_are_left_as_they_are():
     assert by_name(nested, nested=True) == nested
     assert by_name(nested) == {"a_0": 1, "a_1_b": 2}
     assert by_name({"a": [1, None]}, nested=True) == {"a_0": 1}
+    collide = {"a": {"b": 1}, "a_b": 2, "a_b_0": 3}
+    assert by_name(collide) == {"a_b_0_0": 1, "a_b_1": 2, "a_b_0_2": 3}
 
 
 def test_keys_that_are_no_identifiers_name_inputs(tmp_path):

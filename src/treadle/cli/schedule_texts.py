@@ -35,20 +35,23 @@ def build(text: str) -> Any:
     """
     node, kinds = parsed(text), _schedules()
     known = kinds | {re.sub(r"(?<=[a-z])(?=[A-Z])", "_", n).lower(): k for n, k in kinds.items()}
-    for part in ast.walk(node):
-        match part:
-            case ast.Call(func=ast.Name(id=name)) if name not in known:
-                guess = did_you_mean(name, kinds)
-                raise ConfigurationError(f"there is no schedule {name!r}.{guess}")
-            case _:
-                pass
+    called = [part.func for part in ast.walk(node) if isinstance(part, ast.Call)]
+    for part in called:
+        if isinstance(part, ast.Name) and part.id not in known:
+            guess = did_you_mean(part.id, kinds)
+            raise ConfigurationError(f"there is no schedule {part.id!r}.{guess}")
+    if any(isinstance(part, ast.Name) and part not in called for part in ast.walk(node)):
+        raise _unreadable(text)  # a schedule without its arguments
     made = {name: partial(_make, text, kind) for name, kind in known.items()}
     try:
-        return evaluate(node, made)
+        found = evaluate(node, made)
     except ConfigurationError:
         raise
     except (LookupError, TypeError, ValueError) as error:
         raise _unreadable(text) from error
+    if type(found) not in (*kinds.values(), int, float):
+        raise _unreadable(text)
+    return found
 
 
 def _unreadable(text: str) -> ConfigurationError:

@@ -273,6 +273,6 @@ def _names(batch: Any, used: Sequence[int]) -> list[str]:
 
 def _distinct(words: Sequence[str]) -> list[str]:
     """Return the words, with their number in the list after each that is there twice."""
-    return [
-        word if words.count(word) == 1 else f"{word}_{number}" for number, word in enumerate(words)
-    ]
+    while len(set(words)) < len(words):  # again, if such a name is itself in the list
+        words = [w if words.count(w) == 1 else f"{w}_{i}" for i, w in enumerate(words)]
+    return list(words)

@@ -10,6 +10,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -164,10 +165,11 @@ def _parameter_in(argument: ast.arg, default: ast.expr | None) -> Parameter:
     name, annotation, metadata = argument.arg, argument.annotation, ()
     try:
         value = UNKNOWN if default is None else ast.literal_eval(default)
-    except ValueError:
+    except (TypeError, ValueError):  # TypeError: a list as the key of a dict
         value = UNKNOWN
     if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
-        annotation = ast.parse(annotation.value, mode="eval").body
+        with suppress(SyntaxError):  # Python does not read it either
+            annotation = ast.parse(annotation.value, mode="eval").body
     match annotation:
         case ast.Subscript(
             value=ast.Name(id="Annotated") | ast.Attribute(attr="Annotated"),
@@ -183,7 +185,7 @@ def _parameter_in(argument: ast.arg, default: ast.expr | None) -> Parameter:
         kind = ast.unparse(annotation)
         try:
             hint = evaluate(annotation, PLAIN | FORMS)
-        except (TypeError, ValueError):  # the type is none that a text is read as
+        except (LookupError, TypeError, ValueError):  # no type that a text is read as
             hint = Any
     spaces = (_space_in(name, part) for part in metadata if _called(part) in SPACES)
     return _parameter(name, kind, hint, value, default is None, spaces)
@@ -256,7 +258,7 @@ def _space_in(name: str, node: ast.expr) -> Space:
         return evaluate(node, SPACES)
     except ConfigurationError as error:
         raise ConfigurationError(f"{name}: {error}") from error
-    except (TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError) as error:
         raise ConfigurationError(
             f"{name}: cannot read {ast.unparse(node)}, since its file is read without running it: "
             "use literal values, as Range(64, 512, log=True) or Choice('relu', 'gelu')"

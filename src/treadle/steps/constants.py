@@ -84,7 +84,8 @@ class Items:
 def fingerprint(value: Any) -> Any:
     """Return the fingerprint of a value; large arrays are compared by identity only."""
     if isinstance(value, np.generic):
-        value = value.item()
+        item: Any = value.item()  # for other than plain values, such as dates, a new object
+        value = item if isinstance(item, (bool, int, float, str)) else np.asarray(value)
     if isinstance(value, float):
         return value if value == value else "nan"  # NaN is not equal to itself
     if isinstance(value, (bool, int, str, NoneType)):

@@ -60,6 +60,8 @@ class Value:
         """Return the `Value` of a Python object in its current state."""
         name = type(value).__qualname__
         if isinstance(value, enum.Enum):
+            if value.name not in type(value).__members__:  # flags that are combined
+                return cls("object", None, name, value)
             return cls("enum", value.name, name, value)
         if type(value) in (bool, int, float, str, NoneType):
             if isinstance(value, str) and len(value) > LONGEST_TEXT:
@@ -79,6 +81,11 @@ class Value:
         if schedule or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
             return cls("parts", None, name, value)
         return cls("object", None, name, value)
+
+    @property
+    def is_none(self) -> bool:
+        """Whether it is the value None."""
+        return self.kind == "plain" and self.content is None
 
     def is_like(self, other: "Value | None") -> bool:
         """Return whether another value is equal: objects by identity, everything else by value."""
@@ -161,8 +168,15 @@ class Change:
 
     @property
     def can_be_saved(self) -> bool:
-        """Whether a checkpoint can hold it. A new attribute, which is not restored, need not be."""
-        return self.was is None or (self.now is not None and self.now.kind in SAVED)
+        """Whether it can be restored from a checkpoint, or is new, which need not be restored.
+
+        An object is replaced by nothing but None.
+        """
+        if self.was is None:
+            return True
+        if self.now is None or self.now.kind not in SAVED:
+            return False
+        return self.was.kind in SAVED or self.now.is_none
 
 
 class PythonValues:
@@ -204,7 +218,8 @@ class PythonValues:
         """
         before = self.values()
         yield
-        objects = {path: x for path, x in self.values().items() if x.kind not in SAVED}
+        opaque = {path for path, x in before.items() if x.kind not in SAVED}
+        objects = {p: x for p, x in self.values().items() if x.kind not in SAVED or p in opaque}
         self._begin_with({path: x for path, x in before.items() if path in objects}, objects)
         if reverted:
             self.set({path: x for path, x in before.items() if x.kind in SAVED})
@@ -317,8 +332,7 @@ class PythonValues:
                 if wanted is None or wanted.is_like(found := Value.of(now := constant.read())):
                     continue
                 # A value read from a file may replace an object only if it is None.
-                none = wanted.kind == "plain" and wanted.content is None
-                if wanted.thing is None and not none and found.kind not in SAVED:
+                if wanted.thing is None and not wanted.is_none and found.kind not in SAVED:
                     continue
                 wrong.append(path)
                 # User code (a property or a class) may raise anything. Values that could not be set
