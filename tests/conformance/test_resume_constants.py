@@ -456,6 +456,19 @@ def test_changes_that_a_checkpoint_cannot_hold_end_the_run(
     assert json.loads((tmp_path / "run.json").read_text())["resumed"][-1]["step"] == 3
 
 
+@pytest.mark.long
+def test_objects_that_the_script_replaces_between_calls(tmp_path: Path) -> None:
+    def body(loop: treadle.Loop) -> None:
+        loop.task.shape = ops.square
+        loop.fit(source(), epochs=1)
+        replace_optimizer(loop)
+        loop.task.heads.append(loop.task.model.layers[2])
+        loop.fit(source(), epochs=2)
+
+    straight = run(tmp_path / "straight", body=body)
+    same_run(cut(tmp_path / "cut", 3, 6, 11, body=body), straight)
+
+
 def test_without_checkpoints_any_value_may_change() -> None:
     loop = run(None, [treadle.at("6 steps", replace_optimizer)])
     assert loop.history["note"][0].startswith("recompiled because optimizer changed from one SGD")

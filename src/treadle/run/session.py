@@ -369,6 +369,8 @@ class Session:
     ) -> Call:
         resuming = self.resuming
         self._failed = None
+        if kind != "step" and self.services.checkpointer is not None:
+            self._values.begin_call()
         if kind == "step":  # calls of `loop.step` are not numbered
             self._asked = None
         else:

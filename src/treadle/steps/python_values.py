@@ -198,6 +198,15 @@ class PythonValues:
         """Return the current Python values, by path."""
         return {path: Value.of(c.read()) for path, c in State.constants_of(self._task).items()}
 
+    def begin_call(self) -> None:
+        """Treat objects that the script has replaced before a call as initial values.
+
+        The script does so again when it runs again.
+        """
+        now = self.values()
+        objects = {path: x for path, x in now.items() if x.kind not in SAVED}
+        self._first = {path: x for path, x in self._first.items() if path in now} | objects
+
     @contextmanager
     def building(self) -> Generator[None]:
         """Treat changes made while a step is built as initial values, as a context manager.
