@@ -88,6 +88,7 @@ def test_the_rates_of_a_task():
             ["schedule", "warm_up(cosine_decay, 5)"],
             "cannot read the schedule 'warm_up(cosine_decay",
         ),
+        (["schedule", "cosine_decay('a', 3)"], "cosine_decay('a', 3): "),
         (["schedule", "(1, 2)"], "cannot read the schedule '(1, 2)'"),
         (["schedule", "().__class__.mro()"], "cannot read the schedule '().__class__.mro()'"),
         (["schedule", "cyclic(open('made', 'w'), 1, 2)"], "there is no schedule 'open'."),

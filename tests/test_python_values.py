@@ -151,6 +151,10 @@ def test_the_list_itself_is_kept() -> None:
             "text changed from 'a' to one str of 70,000 characters",
         ),
         (
+            lambda task: setattr(task, "number", 1 << 20_000),
+            "number changed from 1.5 to one int of 20,001 bits",
+        ),
+        (
             lambda task: setattr(task, "array", np.zeros(10_000)),
             "array changed from an array of shape (3,) to one ndarray",
         ),

@@ -23,6 +23,18 @@ SHORT = [
 ]
 
 
+# One of each kind of reader; of their combinations, and of what each backend reads, with `--all`.
+KINDS = ("arrays", "function with a state", "closed with a state", "list", "generator function")
+KINDS += ("limited stream that ends", "PyDataset that shuffles", "Grain loader")
+KINDS += ("DataLoader with a generator", "DataLoader with a state", "tf.data shuffled")
+
+
+def by_default(names: Any, chosen: Any) -> list[Any]:
+    """Return parameters for all names, of which those that are not chosen are long."""
+    long = pytest.mark.long
+    return [pytest.param(name, marks=() if name in chosen else (long,)) for name in names]
+
+
 @pytest.fixture(scope="module", autouse=True)
 def files(tmp_path_factory: Any) -> Any:
     with pytest.MonkeyPatch.context() as patch:
@@ -42,7 +54,7 @@ def test_a_run_resumes_at_every_batch_as_if_it_were_never_interrupted(
         assert pipelines.train(name, copy) == expected, copy
 
 
-@pytest.mark.parametrize("name", position_kinds.KINDS)
+@pytest.mark.parametrize("name", by_default(position_kinds.KINDS, KINDS))
 @pytest.mark.any_backend
 def test_a_run_resumes_at_the_last_batch_of_an_epoch(tmp_path: Path, name: str) -> None:
     """Each kind of source: `test_data_positions` reads them on from every other batch."""
@@ -50,7 +62,7 @@ def test_a_run_resumes_at_the_last_batch_of_an_epoch(tmp_path: Path, name: str) 
     assert pipelines.train(name, copies[-1]) == expected
 
 
-@pytest.mark.parametrize("name", pipelines.ALL)
+@pytest.mark.parametrize("name", by_default(pipelines.ALL, list(pipelines.ALL)[::4]))
 @pytest.mark.any_backend
 def test_what_is_inexact_is_announced(name: str) -> None:
     found, expected = pipelines.announced(name), pipelines.ALL[name][1]

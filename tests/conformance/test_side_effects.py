@@ -157,7 +157,10 @@ else:
 @on_tensorflow
 @pytest.mark.filterwarnings("ignore:a resume of this run may not be exact")
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("execution", ["auto", "eager", "measure"])
+@pytest.mark.parametrize(
+    "execution",
+    ["auto", *(pytest.param(x, marks=pytest.mark.long) for x in ("eager", "measure"))],
+)
 def test_operations_of_tensorflow_act_once_for_each_step(
     kind: str, execution: str, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ import typer
 import treadle
 
 from ..core.drawing import checked_picture
+from ..errors import ConfigurationError
 from . import environment, output, schedule_texts
 from .commands import command
 from .options import Backend, Json, Plot, Settings, TaskOptions, option
@@ -112,9 +113,12 @@ def schedule(options: Schedule) -> None:
         else:
             task = TaskOptions(task=what, set_=options.set_, backend=options.backend)
             shown = _rates(task.made(options.json).task)
-        found = {
-            name: treadle.schedules.values(part, options.steps) for name, part in shown.items()
-        }
+        try:
+            found = {
+                name: treadle.schedules.values(part, options.steps) for name, part in shown.items()
+            }
+        except (TypeError, ValueError) as error:  # of an argument that only a call checks
+            raise ConfigurationError(f"{what}: {error}") from error
     if picture is not None:
         treadle.schedules.draw(shown, picture, options.steps)
     if options.json:

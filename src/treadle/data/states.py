@@ -156,7 +156,7 @@ def _used_by(thing: Any) -> list[Any]:
     if isinstance(thing, type | ModuleType) or hasattr(thing, "__array__"):
         return []
     if isinstance(thing, FunctionType):
-        if thing.__module__.split(".")[0] in LIBRARIES:
+        if (thing.__module__ or "").split(".")[0] in LIBRARIES:
             return []
         try:
             used = inspect.getclosurevars(thing)

@@ -28,6 +28,7 @@ from .state import State
 
 MOST_CHANGED = 10_000  # values in a checkpoint, and items of a tuple
 LONGEST_TEXT = 65_536  # characters of a text
+LONGEST_INT = 10_000  # bits: Python does not write integers of more than 4,300 digits
 NAMED = 5  # values listed in a message
 # Setting a value may change others: `trainable` of a layer sets that of its sublayers, which follow
 # it. So values are set repeatedly, at most this often.
@@ -66,6 +67,8 @@ class Value:
         if type(value) in (bool, int, float, str, NoneType):
             if isinstance(value, str) and len(value) > LONGEST_TEXT:
                 return cls("object", None, f"str of {len(value):,} characters", value)
+            if isinstance(value, int) and value.bit_length() > LONGEST_INT:
+                return cls("object", None, f"int of {value.bit_length():,} bits", value)
             return cls("plain", value, name, value)
         if isinstance(value, (np.ndarray, np.generic)):
             array = np.asarray(value)
