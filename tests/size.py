@@ -28,7 +28,7 @@ LONG = 60
 # The most that each count may be; a change that needs more must say why, one that needs less
 # lowers its limit.
 LIMITS = {
-    "lines without doctor/preflight": 63_000,
+    "lines without doctor/preflight": 63_100,
     "lines": 70_300,
     "lines of code": 44_900,
     "files": 410,
@@ -44,12 +44,12 @@ LIMITS_OF_RUNS = {
     "files of a steady window": {"jax": 31, "torch": 31, "tensorflow": 29},
     "functions of loop.save()": {"jax": 206, "torch": 195, "tensorflow": 196},
     "functions of resuming until the first window": {
-        "jax": 1080,
-        "torch": 1170,
-        "tensorflow": 1030,
+        "jax": 1090,
+        "torch": 1190,
+        "tensorflow": 1050,
     },
     "classes reachable from Loop that outlive a window": {"jax": 50, "torch": 50, "tensorflow": 50},
-    "their attributes": {"jax": 370, "torch": 370, "tensorflow": 370},
+    "their attributes": {"jax": 380, "torch": 380, "tensorflow": 380},
 }
 
 
