@@ -36,7 +36,7 @@ class Report:
     serve: Annotated[
         bool,
         flag(
-            "Serve the report on this machine until Ctrl-C, and refresh it while runs go on.",
+            "Serve the report on this machine until Ctrl-C, and refresh it while runs train.",
             PRINTED,
             "--serve",
         ),

@@ -22,7 +22,6 @@ from ..core.user_code import changed_code, code_of
 from ..errors import ConfigurationError, DirectoryError
 from ..recipes import Recipe
 from ..report.records import has_checkpoint, recorded_run
-from ..report.states import best_values
 from . import advice, environment, output, trusting
 from .commands import EPILOG, command
 from .opening import opened
@@ -41,6 +40,7 @@ from .options import (
     flag,
     option,
 )
+from .outcome import print_outcome
 from .preflight import keep, preflight
 
 if TYPE_CHECKING:  # importing them imports NumPy and Keras
@@ -276,7 +276,7 @@ def _train(
             )
         changed = changed_code(read_run(directory).get("code", {}), code_of(made.task))
     if is_chief():
-        _print(directory, loop, history, changed, options)
+        print_outcome(directory, loop, history, changed, options.quiet, options.json)
     if loop.unfinished:
         raise typer.Exit(output.UNFINISHED)
 
@@ -332,53 +332,6 @@ def _fitted(
         treadle.warm_start(made.task, options.weights_from)
     with output.interrupts(reported=not options.quiet):
         return loop.fit(data.train, data.validation, **lasts)
-
-
-def _print(
-    directory: Path, loop: "treadle.Loop", history: "History", changed: str, options: Run
-) -> None:
-    """Print the last and best values of a run, and the names of its files.
-
-    Args:
-        directory: The run directory.
-        loop: The loop that trained.
-        history: All logged values.
-        changed: A sentence on what changed in the task's code since the run, or an empty text.
-        options: The options of the command.
-    """
-    from ..core.values import short  # late: it imports NumPy
-
-    before = loop.reason == "it was finished before"
-    if loop.unfinished:
-        output.note(f"time limit reached: resume with treadle resume {directory}")
-    if before and options.quiet and changed:
-        output.note(f"warning: {changed}")
-    files = sorted(path.name for path in directory.iterdir() if path.is_file())
-    last, epochs = history.last, [each for each in history.records if each.kind == "epoch"]
-    best = best_values({each.progress.epoch + 1: each.values for each in epochs})
-    if options.json:
-        facts = read_run(directory)
-        output.print_json(
-            {
-                "directory": str(directory),
-                "files": files,
-                "finished_before": before,
-                "unfinished": loop.unfinished,
-                **{name: facts.get(name) for name in ("backend", "plan", "reason", "progress")},
-                "last": last,
-                "best": {name: {"value": v, "epoch": epoch} for name, (v, epoch) in best.items()},
-            }
-        )
-        return
-    if before and options.quiet:
-        output.print_line(f"the run in {directory} is already finished; nothing was done")
-    width = max(map(len, last), default=0)
-    for name, value in last.items():
-        line = f"{name.ljust(width)}  {short(value)}"
-        if name in best and best[name][0] != value:
-            line += f"  (best {short(best[name][0])} in epoch {best[name][1]})"
-        output.print_line(line)
-    output.print_line(f"{directory}: {', '.join(files)}")
 
 
 def _earlier(options: Run) -> RunFile | None:

@@ -2,7 +2,7 @@
 
 Everything here reads run directories, also those of strangers, and imports neither Keras nor a
 framework. `states` finds runs and their states, `reading` reads one run, `curves` reduces its
-curves, `page` writes the file, and `server` serves it while runs go on.
+curves, `page` writes the file, and `server` serves it while runs train.
 """
 
 from typing import TYPE_CHECKING, Any

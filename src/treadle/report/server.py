@@ -1,4 +1,4 @@
-"""Serving a report while runs go on, to browsers on this machine only."""
+"""Serving a report while runs train, to browsers on this machine only."""
 
 import threading
 from collections.abc import Sequence
