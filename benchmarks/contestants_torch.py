@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-import keras
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
