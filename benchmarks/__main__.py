@@ -8,6 +8,7 @@ MODULES = {
     "parity": "parity",
     "backends": "parity",
     "startup": "startup",
+    "fitting": "fitting",
     "speed": "speed",
     "checkpoints": "against",
     "reliability": "reliability",
@@ -24,6 +25,7 @@ MODULES = {
     "inductor": "against",
     "accelerator": "accelerator",
     "logs": "memory",
+    "opening": "memory",
     "processes": "processes",
     "exports": "exports",
 }

@@ -94,6 +94,7 @@ class TreadleLoop(Contestant):
         source: Other data than the job's arrays.
         hooks: With the default hooks, or with none.
         options: How steps are executed.
+        make: Makes another task than the job's.
 
     Attributes:
         loop: What runs; None before the first epoch.
@@ -105,6 +106,7 @@ class TreadleLoop(Contestant):
         source: Any = None,
         hooks: bool = True,
         options: treadle.Options | None = None,
+        make: Callable[[], Any] | None = None,
     ) -> None:
         self.loop: Any = None
         train = source or treadle.data.from_arrays(*job.arrays, batch_size=job.batch_size)
@@ -112,7 +114,7 @@ class TreadleLoop(Contestant):
             train = treadle.data.from_arrays(job.arrays, batch_size=job.batch_size)
 
         def epochs() -> Iterator[Values]:
-            task = job.make()
+            task = (make or job.make)()
             with ExitStack() as stack:
                 folder = stack.enter_context(TemporaryDirectory()) if hooks else None
                 none = () if hooks else (_no_guard(),)
@@ -144,10 +146,25 @@ def _no_guard() -> treadle.hooks.NonFinite:
 
 
 class Fit(Contestant):
-    """`model.fit`, as it runs in the midst of many epochs, without a progress bar."""
+    """`model.fit`, as it runs in the midst of many epochs, without a progress bar.
 
-    def __init__(self, model: Any, data: Any, steps: int, **arguments: Any) -> None:
-        self.model, self.steps = model, steps
+    Args:
+        model: A compiled model.
+        data: `x` and `y`, or a source of batches.
+        steps: Steps of an epoch.
+        train: Trains the model: `treadle.fit`, or `fit` of Keras by default.
+        **arguments: Of `fit`.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        data: Any,
+        steps: int,
+        train: Callable[..., Any] = keras.Model.fit,
+        **arguments: Any,
+    ) -> None:
+        self.model, self.steps, self._train = model, steps, train
         self._data, self._arguments = data, arguments
         self._callbacks: list[Any] = arguments.pop("callbacks", [])
         self._fresh = True
@@ -159,7 +176,8 @@ class Fit(Contestant):
         more = 0 if self._fresh else 1
         self._fresh = False
         started = time.perf_counter()
-        self.model.fit(
+        self._train(
+            self.model,
             *self._data,
             epochs=epochs + more,
             verbose=0,

@@ -155,7 +155,7 @@ def tests(file: str, chosen: str = "") -> list[str]:
 
 SHARED, GROUPS = "conformance/test_processes.py", "conformance/test_groups.py"
 DEVICES, SPLIT = "conformance/test_devices.py", "conformance/test_split_checkpoints.py"
-CERTIFY = "test_certify_workers.py"
+CERTIFY = "testing/test_certify_workers.py"
 ROWS = "reference or short-batch or fewer-rows"
 CHECKS = (
     *(
@@ -192,7 +192,7 @@ CHECKS = (
         )
         for name in BACKENDS
     ),
-    Check(8, "torch", tests("test_launching.py"), tests("test_launching.py")),
+    Check(8, "torch", tests("distribute/test_launching.py"), tests("distribute/test_launching.py")),
     Check(
         *(8, "torch", tests(GROUPS, "torchrun or started_by_others")),
         tests(GROUPS, "by_torchrun or (started_by_others and SLURM)"),

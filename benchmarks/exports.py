@@ -120,7 +120,7 @@ def _exported() -> dict[str, Any]:
                     path = Path(folder) / f"{len(found)}-{name}{form.suffix}"
                     try:
                         done = treadle.export(loop, path, name)
-                    except treadle.TreadleError as error:
+                    except treadle.errors.TreadleError as error:
                         refused = isinstance(error, treadle.errors.ConfigurationError)
                         kind = "refused" if refused else "failed"
                         found[f"{program} {name}"] = {kind: str(error)}

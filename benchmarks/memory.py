@@ -261,6 +261,46 @@ def logs(arguments: list[str]) -> None:
             print(f"| {how} | {_spread(seconds, 2)} | {_spread(memory, 0)} |", flush=True)
 
 
+def opening(arguments: list[str]) -> None:
+    """What does it cost to read and verify a checkpoint of 1 GB when a run is opened?
+
+    scripts/bench opening [--rounds 3]
+    """
+    import hashlib
+
+    import numpy as np
+
+    from treadle.checkpoint import Checkpoint, Checkpoints
+    from treadle.core.progress import Progress
+
+    parser = parser_of("opening", opening.__doc__, 3)
+    rounds = parser.parse_args(arguments).rounds
+    rng = np.random.default_rng(0)
+    arrays = {f"w{i}": rng.standard_normal((1024, 1024, 8), "float32") for i in range(32)}
+
+    def processor(call: Callable[[], object]) -> list[float]:
+        found: list[float] = []
+        for _ in range(rounds):
+            start = time.process_time()
+            call()
+            found.append(time.process_time() - start)
+        return found
+
+    with TemporaryDirectory() as folder:
+        checkpoints = Checkpoints(Path(folder))
+        checkpoints.save(Checkpoint(Progress(1), arrays))
+        checkpoints.wait()
+        (file,) = Path(folder).glob("*/*.safetensors")
+        print("| checkpoint of 1.07 GB | processor seconds |\n| --- | --- |")
+        print(f"| read and verified | {_spread(processor(Checkpoints(Path(folder)).latest), 2)} |")
+
+        def digest() -> None:
+            with file.open("rb") as opened:
+                hashlib.file_digest(opened, "sha256")
+
+        print(f"| its SHA-256 alone | {_spread(processor(digest), 2)} |")
+
+
 def _opened(how: str, place: Path, steps: int, backend: str) -> list[float]:
     """Open a copy of a directory in a process; return its processor seconds and MiB."""
     copy = shutil.copytree(place, place.with_name("copy"))
@@ -346,9 +386,9 @@ def _replay(place: Path, steps: int, opened: Callable[[], None]) -> None:
 
 
 def _runs(place: Path, steps: int, opened: Callable[[], None]) -> None:
-    from treadle.hooks.log_tail import records
+    from treadle.hooks.log_tail import read_records
 
-    records(place / "log.jsonl")
+    read_records(place / "log.jsonl")
     opened()
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from treadle.core.directory import LOG, read_run
 from treadle.errors import DirectoryError
-from treadle.hooks.lines import read_log
+from treadle.hooks.log_file import read_log
 from treadle.recipes import find
 
 from . import BACKENDS, DOCS, environment_of, keep, kept, parser_of

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from treadle.hooks.lines import read_log
+from treadle.hooks.log_file import read_log
 
 Settings = tuple[str, ...]
 PLAIN = ""  # the name of the run with the recipe's own settings

@@ -165,11 +165,11 @@ def of_directories(option: str, count: int, seed: int) -> dict[str, int]:
 def directories(results: dict[str, dict[str, int]]) -> list[str]:
     """Return a table of the directories that lost power or were damaged."""
     return [
-        "| | seed | cases | equal results | one sentence | failed |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| | seed | cases | equal results | one sentence | forged | failed |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
         *(
             f"| {TRIALS[name]} | {found['seed']} | {found['cases']:,} | {found.get('equal', 0):,} "
-            f"| {found.get('refused', 0):,} | {found['failed']:,} |"
+            f"| {found.get('refused', 0):,} | {found.get('forged', 0):,} | {found['failed']:,} |"
             for name, found in results.items()
         ),
     ]

@@ -24,7 +24,7 @@ from typing import Any
 
 import psutil
 
-from . import BACKENDS, environment_of, keep, kept, page, parser_of
+from . import BACKENDS, chart, environment_of, keep, kept, page, parser_of
 from .page import TABLES, WORKLOADS
 from .timing import Neighbours, machine, take_turns
 
@@ -66,6 +66,7 @@ def main(arguments: list[str]) -> None:
             keep("speed", page.ordered(results))
     if chosen.write or chosen.page:
         page.write(results, _newest_keras())
+        chart.write(results)
     print("\n".join(page.must_show(shown)))
     if failed:
         sys.exit("\n".join(failed))
@@ -223,7 +224,7 @@ def each_hook(work: Any, steps: int) -> dict[str, float]:
 
         return call
 
-    for hook in contestant.loop._hooks._hooks:
+    for hook in contestant.loop._run.services.hooks._hooks:
         name = type(hook).__name__
         spent[name] = 0.0
         for method in ("steps", "record"):

@@ -100,6 +100,8 @@ def take_turns(
             for name, one in ready.items()
             if number == 0 or (one.pace < slowest and one.seconds < LONGEST)
         ]
+        if not names:  # all of them take long
+            break
         for name in rotated(names, number):
             gc.collect()
             started, spent = time.perf_counter(), time.process_time()

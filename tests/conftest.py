@@ -21,13 +21,8 @@ os.environ["TREADLE_COMPILE_CACHE"] = "off"  # tests write nothing into the user
 
 
 def pytest_addoption(parser):
-    """Add `--all`, `--every-backend` and `--accelerator`."""
+    """Add `--all` and `--accelerator`."""
     parser.addoption("--all", action="store_true", help="run tests marked `long` as well")
-    parser.addoption(
-        "--every-backend",
-        action="store_true",
-        help="run tests marked `any_backend` on each backend, not on PyTorch alone",
-    )
     parser.addoption(
         "--accelerator",
         action="store_true",
@@ -51,43 +46,39 @@ def pytest_sessionstart(session):
         pytest.exit(f"--accelerator: no accelerator is visible to {active().name}", returncode=4)
 
 
-def _skip_by_device(config, item):
-    """Skip a test that assumes the other kind of device."""
-    needed, assumed = item.get_closest_marker("accelerator"), item.get_closest_marker("cpu_only")
-    if assumed is not None and config.option.accelerator:
-        item.add_marker(pytest.mark.skip(reason=f"assumes a CPU: {assumed.kwargs['reason']}"))
-    if needed is not None and not config.option.accelerator:
-        reason = "needs an accelerator: run scripts/test --accelerator where there is one"
-        item.add_marker(pytest.mark.skip(reason=reason))
+def pytest_terminal_summary(terminalreporter):
+    """Print the time of processes that no parent counts: `scripts/test` adds it to its own."""
+    from tests.forked import processor_seconds
+
+    if seconds := processor_seconds():
+        terminalreporter.write_line(f"forked processes: {seconds:.0f} processor seconds")
+
+
+@pytest.fixture
+def accelerator(pytestconfig):
+    """Skip a test that needs an accelerator."""
+    if not pytestconfig.option.accelerator:
+        pytest.skip("needs an accelerator: run scripts/test --accelerator where there is one")
+
+
+@pytest.fixture
+def assumes_cpu(pytestconfig):
+    """Skip a test that would fail on an accelerator, for the reason that its comment gives."""
+    if pytestconfig.option.accelerator:
+        pytest.skip("assumes a CPU")
 
 
 def pytest_collection_modifyitems(config, items):
-    """Deselect long tests, and tests that need not run on this backend.
+    """Deselect long tests.
 
     Not by `-m` in the configuration: one on the command line would replace it.
     """
-    left_out = set()
-    if "faults_long" not in config.option.markexpr:
-        left_out.add("faults_long")
-    if not config.option.all:
-        left_out.add("long")
-    backend = os.environ.get("KERAS_BACKEND")
-    if backend != "torch" and not config.option.all:
-        left_out.add("long_to_compile")
-    once = backend != "torch" and not config.option.every_backend
-
-    def is_left_out(item):
-        if any(item.get_closest_marker(name) for name in left_out):
-            return True
-        everywhere = item.get_closest_marker("every_backend")
-        return once and not everywhere and item.get_closest_marker("any_backend")
-
-    for item in items:
-        _skip_by_device(config, item)
-    out = [item for item in items if is_left_out(item)]
+    if config.option.all:
+        return
+    out = [item for item in items if item.get_closest_marker("long")]
     if out:
         config.hook.pytest_deselected(items=out)
-        items[:] = [item for item in items if item not in set(out)]
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -99,6 +90,13 @@ def collects_little():
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def has_no_seed_of_another_test():
+    """The order of data is that of a script that sets no seed, until a test sets one."""
+    if keras := sys.modules.get("keras"):
+        keras.src.backend.common.global_state.set_global_attribute("global_random_seed", None)
 
 
 @pytest.fixture
@@ -128,10 +126,10 @@ def state_of_tests(tmp_path_factory):
 def quick_runs():
     """Leave out what takes half of the time of a short run; processes that tests start do it.
 
-    An empty file is saved as the plot of a run; `test_hooks_curves.py` tests plots. Files are not
+    An empty file is saved as the plot of a run; `hooks/test_curves.py` tests plots. Files are not
     flushed to the disk, which only a power failure would show; `faults.Disk` simulates it.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("treadle.hooks.curves.save", _save_empty)
+        patch.setattr("treadle.hooks.final.save", _save_empty)
         patch.setattr(os, "fsync", lambda file: None)
         yield

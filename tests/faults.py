@@ -12,8 +12,8 @@ import numpy as np
 
 from treadle import checkpoint as files
 from treadle.checkpoint import Checkpoint
-from treadle.core.file_operations import append, sync_file, sync_folder
 from treadle.core.folder import FileSystem, Folder
+from treadle.core.folder_operations import append, sync_file, sync_folder
 from treadle.core.progress import Progress
 from treadle.errors import CheckpointError
 

@@ -181,26 +181,28 @@ CASES = {
     ),
     "many values in few bytes": (
         json_of(nested_objects()),
-        "manifest.json is not a checkpoint's: loop is not an object",
+        "manifest.json is not a checkpoint's: source is missing",
     ),
     "a giant digest": (
         lambda f: (found := forge(f), os.truncate(found / "manifest.sha256", 1 << 40))[0],
         "manifest.sha256 has 1,099,511,627,776 bytes; at most 200 are expected",
     ),
-    "no object": (json_of(b"[]"), "manifest.json is not a checkpoint's: it is not an object"),
+    "no object": (
+        json_of(b"[]"),
+        "manifest.json is not a checkpoint's: it is a list; expected an object",
+    ),
     "a section that is no object": (
         lambda f: forge(f, lambda r: r.update(hooks={"!float": "7ff0000000000000"})),
-        "manifest.json is not a checkpoint's: hooks is not an object",
+        "manifest.json is not a checkpoint's: hooks is inf; expected an object",
     ),
     "a progress of something else": (
         lambda f: forge(f, lambda r: r["progress"].update(step=-1)),
-        "manifest.json is not a checkpoint's: its progress has an invalid 'step': -1",
+        "manifest.json is not a checkpoint's: progress.step is -1; expected a whole number "
+        "from 0 to 1,000,000,000,000",
     ),
-    "a progress of unknown things": (
-        lambda f: forge(f, lambda r: r["progress"].update({"\x1b[2J" * 30: 1})),
-        "manifest.json is not a checkpoint's: its progress has an invalid "
-        + ascii("\x1b[2J" * 30)[:77]
-        + "…: 1",
+    "a progress without a step": (
+        lambda f: forge(f, lambda r: r["progress"].pop("step")),
+        "manifest.json is not a checkpoint's: progress.step is missing",
     ),
     "another format": (
         lambda f: forge(f, lambda r: r.update(format=[1])),
@@ -259,7 +261,8 @@ CASES = {
     ),
     "a negative shape": (
         lambda f: forge(f, declared(shape=[-4])),
-        "manifest.json is not a checkpoint's: the shape of state/a is -4",
+        "manifest.json is not a checkpoint's: state.a.shape[0] is -4; expected a whole number "
+        "from 0 to 9,223,372,036,854,775,807",
     ),
     "a shape of nothing, and yet giant": (
         lambda f: forge(f, declared(shape=NOTHING), tensors(shape=NOTHING)),
@@ -272,7 +275,8 @@ CASES = {
     ),
     "a path as a hash": (
         lambda f: forge(f, lambda r: r["files"]["fixed"].update(sha256="../" * 21 + "x")),
-        f"manifest.json is not a checkpoint's: the SHA-256 of fixed is {'../' * 21 + 'x'!r}",
+        "manifest.json is not a checkpoint's: files.fixed.sha256 is "
+        f"{'../' * 21 + 'x'!r}; expected a SHA-256",
     ),
     "a link for the arrays": (
         linked(NUMBERS, "/dev/zero"),

@@ -19,7 +19,9 @@ class Loop:
         self.progress = Progress(step=step, seconds=0.25 * step)
         self.history, self.reason, self.weights = History(), None, 0
         self.unfinished = self.reads_shares = False
-        self.state = SimpleNamespace(arrays=lambda: {"weights": np.array(self.weights)})
+        self.state = SimpleNamespace(
+            variables={}, arrays=lambda: {"weights": np.array(self.weights)}
+        )
 
     def batch_at(self, step):
         return self.batches[step]

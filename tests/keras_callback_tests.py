@@ -1,4 +1,4 @@
-"""Runs Keras' own callback tests with `fit` replaced by a Treadle loop and `KerasCallbacks`.
+"""Runs Keras' own callback tests with `fit` replaced by `treadle.fit`.
 
     KERAS_BACKEND=jax python tests/keras_callback_tests.py [FOLDER] [pytest arguments]
 
@@ -18,7 +18,6 @@ from types import ModuleType
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
 
 import treadle
@@ -80,67 +79,9 @@ class Results:
             self.passed.append(name)
 
 
-def fit(
-    model: Any,
-    x: Any = None,
-    y: Any = None,
-    batch_size: int | None = None,
-    epochs: int = 1,
-    verbose: Any = "auto",
-    callbacks: Any = None,
-    validation_split: float = 0.0,
-    validation_data: Any = None,
-    shuffle: bool = True,
-    validation_freq: int = 1,
-    steps_per_epoch: int | None = None,
-    validation_batch_size: int | None = None,
-) -> Any:
-    """Do what `Model.fit` does, by a Treadle loop."""
-    if validation_split:
-        at = int(len(x) * (1 - validation_split))
-        validation_data = x[at:], y[at:]
-        x, y = x[:at], y[:at]
-    compiled = model._compile_config.config
-    # Loss scaling is Treadle's own: a LossScaleOptimizer is refused, the inner one is used.
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    metrics = _metrics(model, x, y)
-    task = treadle.Supervised(model, compiled["loss"], optimizer, metrics)
-    train = _source(x, y, batch_size, shuffle)
-    if steps_per_epoch is not None:
-        train = treadle.data.limited(train, steps_per_epoch)
-    validation = None
-    if validation_data is not None:
-        parts = validation_data if isinstance(validation_data, tuple) else (validation_data, None)
-        validation = _source(*parts, validation_batch_size or batch_size, shuffle=False)
-    history = keras.callbacks.History()
-    hooks: list[Any] = [treadle.hooks.KerasCallbacks([callbacks, history])]
-    if not hooks[0].replaces:
-        hooks.append(Unguarded())
-    options = treadle.Options(jit=bool(model.jit_compile), preflight=False)
-    loop = treadle.Loop(task, None, hooks, options, console=False)
-    loop.fit(train, validation, epochs=epochs, validate_every=f"{validation_freq} epochs")
-    return history
-
-
-def _metrics(model: Any, x: Any, y: Any) -> dict[str, Any]:
-    """Return the metrics that `compile` made, by name; "acc" follows from targets and outputs."""
-    compiled = model._compile_metrics
-    if compiled is None:
-        return {}
-    if not compiled.built:
-        compiled.build(np.asarray(y[:1]), model(np.asarray(x[:1])))
-    return {metric.name: metric for part in compiled.metrics for metric in _leaves(part)}
-
-
-def _leaves(metric: Any) -> list[Any]:
-    return [leaf for part in getattr(metric, "metrics", ()) for leaf in _leaves(part)] or [metric]
-
-
-def _source(x: Any, y: Any, batch_size: int | None, shuffle: bool) -> Any:
-    if y is None:
-        return x
-    arrays = np.asarray(x), np.asarray(y)
-    return treadle.data.from_arrays(*arrays, batch_size=batch_size or 32, shuffle=shuffle)
+def fit(model: Any, *arguments: Any, **named: Any) -> Any:
+    """Train with `treadle.fit`, also if values are not finite."""
+    return treadle.fit(model, *arguments, hooks=[Unguarded()], **named)
 
 
 def _skip_if_backend(backend: str, reason: str) -> Any:

@@ -12,13 +12,12 @@ from tests.faults import Quick
 from treadle.checkpoint import Checkpoint, Checkpoints
 from treadle.checkpoint.format import temporary_name
 from treadle.core import processes
+from treadle.core.processes import ProcessGroup
 from treadle.core.split_arrays import Grid, OwnParts
 
 
-class Members:
+class Members(ProcessGroup):
     """A group of which this process is each member in turn; what the others report is kept."""
-
-    failed, local_rank, local_size = False, 0, 1
 
     def __init__(self, size: int) -> None:
         self.rank, self.size = 0, size
@@ -33,8 +32,6 @@ class Members:
 
     def reports(self, about: str) -> list[Any]:
         return [value for _, value in sorted(self.told.pop(about).items())]
-
-    def fail(self, error: BaseException) -> None: ...
 
 
 def cut(array: Any, starts: Any, owners: Any, rank: int) -> OwnParts:

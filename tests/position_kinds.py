@@ -14,7 +14,18 @@ import keras
 import numpy as np
 
 from treadle.core.progress import Progress
-from treadle.data import as_source, closed_loop, from_arrays, from_function, groups, limited, zipped
+from treadle.data import (
+    as_source,
+    bucketed,
+    closed_loop,
+    from_arrays,
+    from_function,
+    groups,
+    limited,
+    packed,
+    padded,
+    zipped,
+)
 from treadle.run.prefetch import Feed
 
 EPOCHS = 3
@@ -262,6 +273,35 @@ def tensorflow_endless():
 
 
 # By name; those that are exact only in a process of their own, or slow, are below.
+def texts():
+    """Examples of lengths 1 to 4."""
+    return [(np.arange(i, i + i % 4 + 1), float(i)) for i in range(11)]
+
+
+def tokens():
+    return [tokens for tokens, _ in texts()]
+
+
+class Words(Noise):
+    """Examples with noise from a generator of its own."""
+
+    def __len__(self):
+        return 11
+
+    def __getitem__(self, index):
+        return {"words": np.arange(index % 4 + 1), "noise": self.generator.random(2)}
+
+    state, restore = None, None
+
+
+def tensorflow_examples():
+    import tensorflow as tf
+
+    tf.random.set_seed(1)
+    numbers = tf.data.Dataset.range(11).shuffle(5)
+    return numbers.map(lambda i: tf.range(i, i + i % 4 + 1))
+
+
 KINDS = {
     "arrays": arrays,
     "arrays in order": lambda: arrays(shuffle=False),
@@ -308,6 +348,15 @@ KINDS = {
     "tf.data with random numbers": tensorflow_random,
     "tf.data shuffled once": tensorflow_kept_order,
     "tf.data without end": tensorflow_endless,
+    "padded": lambda: padded(texts(), 2, to=(2, 4), mask=True),
+    "buckets": lambda: bucketed(texts(), (2, 4), 2, in_a_row=2),
+    "buckets with a generator": lambda: bucketed(Words(), (2, 4), tokens=4, fixed=["noise"]),
+    "packed": lambda: packed(tokens(), 6, 2),
+    "padded stream": lambda: padded(drawing, 2),
+    "padded limited stream": lambda: padded(limited(counted, 5), 2, multiple_of=4),
+    "buckets of tf.data": lambda: bucketed(tensorflow_examples(), (2, 4), (3, 2)),
+    "packed stream": lambda: packed(lambda: iter(tokens()), 6, 2),
+    "limited buckets of a stream": lambda: limited(bucketed(lambda: iter(texts()), (2, 4), 2), 4),
 }
 # Read on in processes of their own too, at a few places.
 IN_PROCESSES = {

@@ -78,7 +78,7 @@ def first_layer(loop):
     """Return the weights of 32 units of the first layer as a picture."""
     weights = ops.convert_to_numpy(loop.task.model.layers[2].kernel).T[:32].reshape(-1, 8, 8)
     low, high = weights.min(), weights.max()
-    return {"first layer": treadle.image_grid((weights - low) / (high - low), columns=8)}
+    return {"first layer": treadle.Image.grid((weights - low) / (high - low), columns=8)}
 
 
 def interrupt(loop):

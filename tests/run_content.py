@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from treadle.checkpoint.run_files import list_files
+from treadle.core.directory import encode_record
 from treadle.core.folder import Folder
-from treadle.core.run_file import encode
 
 # Fields that are times, or follow from one: the size and the hash of a log that contains times.
 # An identifier is drawn at random. Keras also writes addresses in memory into the configuration
@@ -75,7 +75,7 @@ def chunks(data: bytes) -> Iterator[bytes]:
 
 def write_record(directory: Path, record: Any) -> None:
     """Write an edited `run.json`; its SHA-256 follows."""
-    (directory / "run.json").write_bytes(encode(record))
+    (directory / "run.json").write_bytes(encode_record(record))
 
 
 def list_again(directory: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 import treadle
 from treadle import errors
-from treadle.core.error_notes import noting
 from treadle.core.progress import Progress
+from treadle.core.tracebacks import noting
 from treadle.errors import TreadleError, did_you_mean
 
 ROOT = Path(__file__).parents[1]
@@ -39,7 +39,7 @@ def test_importing_treadle_imports_neither_keras_nor_a_framework() -> None:
 def test_parts_that_need_no_keras_do_not_import_it() -> None:
     code = (
         "import sys, treadle; treadle.every('1 step', print); treadle.Options(); treadle.Hook();"
-        "treadle.History(); treadle.Progress(); treadle.TreadleError; print('keras' in sys.modules)"
+        "treadle.Image; treadle.errors.TreadleError; print('keras' in sys.modules)"
     )
     assert run(code) == "False"
 

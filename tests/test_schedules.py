@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from keras.optimizers.schedules import CosineDecay
+from keras_versions import needs_keras
 
 from treadle import schedules
 from treadle.errors import ConfigurationError
@@ -75,6 +76,7 @@ def test_numbers_of_numpy_are_numbers():
 
 
 def test_the_optimizers_within_one_each_have_a_rate():
+    needs_keras("3.15", "keras.optimizers.MultiOptimizer")
     inner = [keras.optimizers.SGD(0.1), keras.optimizers.Adam(0.2)]
     choose = keras.optimizers.OptimizerMap(inner[1], {"a": inner[0]})
     several = keras.optimizers.MultiOptimizer(choose)

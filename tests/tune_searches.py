@@ -9,9 +9,8 @@ import sqlalchemy
 from keras import ops
 
 import treadle
-from treadle.core.ranges import Choice, Range
-from treadle.tuning.configuration import Configuration
-from treadle.tuning.orders import Outcome
+from treadle import Choice, Range
+from treadle.tuning.orders import Configuration, Order, Outcome
 from treadle.tuning.study import Study
 
 SPACES = {"rate": Range(1e-4, 1.0, log=True), "units": Range(8, 64), "kind": Choice("a", "b")}
@@ -36,22 +35,24 @@ def apart(tmp_path, monkeypatch):
 
 
 def wanted(**more):
-    asked = {
+    shared = {
         "task": "mine",
-        "spaces": SPACES,
-        "fixed": {"name": "x"},
-        "others": {"bias": True},
-        "defaults": {"rate": 0.5, "units": 16, "kind": "a"},
+        "settings": {"name": "x"},
         "lasts": {"epochs": 6},
         "monitor": "val_loss",
         "direction": "min",
-        "pruning": True,
         "seed": 0,
-        "options": {},
-        "data": {},
-        **more,
     }
-    return Configuration(**asked)
+    asked = {
+        "spaces": SPACES,
+        "others": {"bias": True},
+        "defaults": {"rate": 0.5, "units": 16, "kind": "a"},
+        "pruning": True,
+        "data": {},
+    }
+    shared |= {name: value for name, value in more.items() if name in shared}
+    asked |= {name: value for name, value in more.items() if name in asked}
+    return Configuration(Order(**shared), **asked)
 
 
 def values(order):

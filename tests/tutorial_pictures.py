@@ -7,7 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from tests.test_docs import ROOT, run_page
+from tests.repository.test_docs import ROOT, run_page
 
 PICTURES = {
     "classification": {

@@ -5,6 +5,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import notebooks
 import typer
 from docutils import nodes
 from sphinx import addnodes
@@ -57,15 +58,26 @@ def adapted_code(found: re.Match[str]) -> str:
     return f"{role}\\ {following}" if following else role
 
 
-def add_anchors(app: Sphinx, tree: nodes.document) -> None:
-    """Give `LoopView` and `SavedImage` anchors under the name `treadle`, too.
+ALSO_IN = {
+    "treadle.core.hook": "treadle",
+    "treadle.report.saved_run": "treadle",
+    "treadle.exporting.exported": "treadle",
+}
 
-    They are documented under the names of their own modules. viewcode expects everything in a
-    module under one name, here `treadle`, when it links from the source back to the reference.
+
+def add_anchors(app: Sphinx, tree: nodes.document) -> None:
+    """Give some entries anchors under a second name.
+
+    They are documented under the names of their own modules, and `clip_by_global_norm` under its
+    shorter name. viewcode expects everything in a module under one name when it links from the
+    source back to the reference.
     """
     for signature in tree.findall(addnodes.desc_signature):
-        if signature.get("module") in ("treadle.core.hook", "treadle.report.saved_run"):
-            signature["ids"].append(f"treadle.{signature['fullname']}")
+        name, module = signature.get("fullname"), ALSO_IN.get(signature.get("module"))
+        if name == "clip_by_global_norm":
+            module = "treadle.transforms"
+        if module is not None:
+            signature["ids"].append(f"{module}.{name}")
 
 
 def skip_hook_methods(
@@ -127,6 +139,8 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("treadle-commands", Commands)
     app.connect("config-inited", exclude_pages)
     app.connect("source-read", add_navigation)
+    app.connect("source-read", notebooks.add_link)
+    app.connect("build-finished", notebooks.write_notebooks)
     app.connect("autodoc-skip-member", skip_hook_methods)
     app.connect("doctree-read", add_anchors)
     app.connect("autodoc-process-docstring", adapt_docstring, priority=400)  # napoleon has 500

@@ -7,7 +7,7 @@ Example:
     >>> try:
     ...     treadle.data.from_arrays([[1.0], [2.0]], batch_size=4, drop_last=True)
     ... except treadle.errors.DataError as error:
-    ...     print(isinstance(error, treadle.TreadleError))
+    ...     print(isinstance(error, treadle.errors.TreadleError))
     True
 """
 

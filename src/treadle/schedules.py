@@ -34,6 +34,7 @@ from .core.drawing import (
     save,
     style_axes,
 )
+from .core.keras_internals import multi_optimizers
 from .errors import ConfigurationError, did_you_mean, whole_number
 
 MODES = ("triangular", "triangular2", "exp_range")
@@ -353,7 +354,7 @@ def optimizers_of(found: Mapping[str, Any], wanted: str | None = None) -> dict[s
     """
     each: dict[str, Any] = {}
     for path, optimizer in found.items():
-        if isinstance(optimizer, keras.optimizers.MultiOptimizer):
+        if isinstance(optimizer, multi_optimizers()):
             parts = enumerate(optimizer.optimizers)
             each |= {f"{path}/inner_optimizers/{i}": part for i, part in parts}
         else:

@@ -23,6 +23,7 @@ from gradient_tasks import (
     schedule,
 )
 from keras import ops
+from keras_versions import needs_keras
 
 import treadle
 
@@ -234,6 +235,7 @@ class SignedMomentum(keras.optimizers.Optimizer):
 
 def several_optimizers() -> Any:
     """Keras' own way to give each part of a model its optimizer."""
+    needs_keras("3.15", "keras.optimizers.MultiOptimizer")
     parts = keras.optimizers.OptimizerMap(default_optimizer=keras.optimizers.Adam(1e-2))
     parts[".*classify.*"] = keras.optimizers.SGD(0.1, momentum=0.9)
     return keras.optimizers.MultiOptimizer(parts)
@@ -246,11 +248,13 @@ def frozen_layer() -> Classifier:
 
 
 def supervised() -> treadle.Task:
+    needs_keras("3.14", "a dict of metrics for one output")
     metrics = {"accuracy": "sparse_categorical_accuracy"}
     return treadle.Supervised(keras.Sequential([dense(), head()]), cross_entropy(), "adam", metrics)
 
 
 def two_outputs() -> treadle.Task:
+    needs_keras("3.12", "metrics by the keys of a dict of outputs")
     hidden = dense()(inputs := keras.Input((FEATURES,)))
     model = keras.Model(inputs, {"kind": head()(hidden), "size": keras.layers.Dense(1)(hidden)})
     losses = {"kind": cross_entropy(), "size": "mse"}

@@ -4,6 +4,8 @@ import tempfile
 from pathlib import Path
 
 import keras
+import pytest
+from keras_versions import keep_fit_on_jax, seed_as_newer_versions
 
 if keras.config.backend() == "jax":
     import jax
@@ -21,3 +23,19 @@ if keras.config.backend() == "torch":
     # These tensors are tiny: threads only wait for one another, for long where tests of two
     # backends share two cores (measured: 167 s instead of 24 s).
     torch.set_num_threads(1)
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Leave tests of other folders to those, on PyTorch, unless these alone run on a device."""
+    if collection_path.name.startswith("test_smoke") and keras.config.backend() == "torch":
+        return not config.option.accelerator or None
+    return None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def as_newer_versions():
+    """What tests compare with is the same on every Keras: unseeded numbers, and `fit`."""
+    with pytest.MonkeyPatch.context() as patch:
+        seed_as_newer_versions(patch)
+        keep_fit_on_jax(patch)
+        yield

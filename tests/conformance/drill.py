@@ -22,7 +22,7 @@ from classifier import Classifier, head
 import treadle
 from treadle.checkpoint import Checkpoints
 from treadle.hooks import Checkpoint, EarlyStopping
-from treadle.hooks.lines import read_log
+from treadle.hooks.log_file import read_log
 
 BATCH, BATCHES, EPOCHS, MORE = 16, 13, 3, 6
 STEPS = EPOCHS * BATCHES + MORE  # three epochs, and six steps in a second call

@@ -252,15 +252,15 @@ class GradientToolkit(Classifier):
         def objective() -> Any:
             return self.loss(y, self.model(x, training=True))
 
-        variables = treadle.trainable(self.model, frozen="model/layers/0/*")
+        variables = treadle.transforms.trainable(self.model, frozen="model/layers/0/*")
         loss, grads = treadle.gradients(objective, variables)
-        norms = treadle.gradient_norms(grads, variables)
-        grads = treadle.scaled_by(grads, variables, {"*classify*": 0.5, "*/bias": 2.0})
-        grads = treadle.centralized(grads)
-        grads = treadle.clip_by_norm(grads, 0.5)
-        grads = treadle.clip_by_value(grads, 0.2)
+        norms = treadle.transforms.gradient_norms(grads, variables)
+        grads = treadle.transforms.scaled_by(grads, variables, {"*classify*": 0.5, "*/bias": 2.0})
+        grads = treadle.transforms.centralized(grads)
+        grads = treadle.transforms.clip_by_norm(grads, 0.5)
+        grads = treadle.transforms.clip_by_value(grads, 0.2)
         grads, norm = treadle.clip_by_global_norm(grads, 0.3)
-        grads = treadle.with_noise(grads, self.noise, seed=self.seed)
+        grads = treadle.transforms.with_noise(grads, self.noise, seed=self.seed)
         self.optimizer.apply(grads, variables)
         return {"loss": loss, "norm": norm, **norms}
 

@@ -62,11 +62,11 @@ class Fault(treadle.Hook):
 
 
 class Saving(treadle.hooks.Checkpoint):
-    def save(self, loop: Any, wait: bool = False) -> bool:
+    def save(self, loop: Any, wait: bool = False, begins: bool = False) -> bool:
         if KIND == "save" and IS_IT and loop.progress.step >= int(AT) and once():
             super().save(loop)
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().save(loop, wait)
+        return super().save(loop, wait, begins)
 
 
 class Slow(list[Any]):

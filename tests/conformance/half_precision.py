@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import pytest
 from classifier import FEATURES, ROWS, batches
+from executions import long_to_compile
 
 import treadle
 from treadle import data
@@ -16,7 +17,7 @@ EXECUTIONS = pytest.mark.parametrize(
     "options",
     [
         pytest.param(None, id="compiled"),
-        pytest.param(EAGER, id="eager", marks=pytest.mark.long_to_compile),
+        pytest.param(EAGER, id="eager", marks=long_to_compile),
     ],
 )
 

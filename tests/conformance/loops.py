@@ -18,8 +18,9 @@ def arrays(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return x, rng.integers(0, CLASSES, size=ROWS).astype("int32")
 
 
-def source(seed: int = 0, **kwargs: Any) -> Any:
-    return data.from_arrays(*arrays(seed), batch_size=8, **kwargs)
+def source(seed: int = 0, rows: int = ROWS, **kwargs: Any) -> Any:
+    x, y = arrays(seed)
+    return data.from_arrays(x[:rows], y[:rows], batch_size=8, **kwargs)
 
 
 class WithEverything(Classifier):

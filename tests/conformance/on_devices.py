@@ -341,7 +341,7 @@ def seeds_made_before(_: Path) -> Any:
 def message_of(run: Callable[[], Any]) -> str:
     try:
         run()
-    except treadle.TreadleError as error:
+    except treadle.errors.TreadleError as error:
         return f"{type(error).__name__}: {error}"
     raise AssertionError("no error was raised")
 

@@ -23,7 +23,9 @@ from process_mistakes import MESSAGES, message_of
 
 from treadle.backends.base import active
 from treadle.core import processes
-from treadle.distribute.channel import Channel, connect, free_port, listen
+from treadle.distribute.channel import Channel, connect, listen
+from treadle.distribute.environment import free_port
+from treadle.distribute.joining import connect_framework
 
 JAX = keras.config.backend() == "jax"
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
@@ -94,8 +96,9 @@ def member(rank: int, size: int, port: int, folder: Path, names: list[str]) -> N
         links = {0: connect("127.0.0.1", port, {"rank": rank})}
     group = Group(rank, size, links)
     processes.join(group)
+    group.agree_on_time()
     address = group.exchange(f"127.0.0.1:{free_port()}", "the address")[0]
-    active().join_processes(group, address)
+    connect_framework(group, address, active())
     results = {name: result_of(name, group, folder) for name in names}
     if rank == 0:
         (folder / "results.json").write_text(json.dumps(results))

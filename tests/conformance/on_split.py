@@ -119,7 +119,7 @@ class Killed(treadle.hooks.Checkpoint):
 
         parts.pieces, Folder.rename = halved, renamed
 
-    def save(self, loop: Any, wait: bool = False) -> bool:
+    def save(self, loop: Any, wait: bool = False, begins: bool = False) -> bool:
         for fault, done in self._faults:
             who, _, step = fault.partition("@")
             rank, _, where = who.partition("-")
@@ -128,7 +128,7 @@ class Killed(treadle.hooks.Checkpoint):
                 done.touch()
                 self._where = where
                 break
-        return super().save(loop, wait=wait or bool(self._faults))
+        return super().save(loop, wait or bool(self._faults), begins)
 
 
 def note_start(directory: Path) -> None:

@@ -1,51 +1,25 @@
 """Comparing the entries of a register of private names with the installed versions."""
 
 import ast
-import inspect
 from pathlib import Path
 from typing import Any
 
 import treadle
-from treadle.core.internals import Attribute, Internal
+from treadle.core.internals import Attributes
 
 SOURCES = Path(treadle.__file__).parent
 REGISTERS = ("keras_internals.py", "patches.py")
-LINKS = tuple(
-    f"https://github.com/{name}/"
-    for name in ("keras-team/keras", "tensorflow/tensorflow", "pytorch/pytorch", "jax-ml/jax")
-)
 
 
-def difference(internal: Internal) -> str:
-    """Return how a private part of a library differs from its entry, or an empty string."""
-    found = internal.resolve()
-    if missing := [name for name in internal.members if not hasattr(found, name)]:
-        return f"{internal.place} has no {', '.join(missing)}: see its uses in Treadle"
-    signature = _parameters(found) if internal.signature else ""
-    if signature != internal.signature:
-        return (
-            f"{internal.place} takes {signature}, and Treadle was written for "
-            f"{internal.signature}: see its uses in Treadle"
-        )
-    return ""
-
-
-def _parameters(function: Any) -> str:
-    """Return a function's parameters with their defaults, without annotations."""
-    empty = inspect.Signature.empty
-    found = inspect.signature(function)
-    parameters = [x.replace(annotation=empty) for x in found.parameters.values()]
-    return str(found.replace(parameters=parameters, return_annotation=empty))
-
-
-def missing(name: str, attribute: Attribute, examples: list[Any]) -> str:
-    """Return which of some objects do not have a private attribute, or an empty string."""
-    without = [type(example).__name__ for example in examples if not hasattr(example, name)]
-    if not examples or without:
-        return (
-            f"{' and '.join(without) or attribute.owner} has no {name}, which Treadle uses "
-            f"({attribute.reason}): see {attribute.upstream}"
-        )
+def missing(entry: Attributes, examples: list[Any]) -> str:
+    """Return which of some objects do not have private attributes, or an empty string."""
+    for name in entry.names:
+        without = [type(example).__name__ for example in examples if not hasattr(example, name)]
+        if not examples or without:
+            return (
+                f"{' and '.join(without) or 'nothing'} has no {name}, which Treadle uses "
+                f"({entry.reason}): see {entry.module}"
+            )
     return ""
 
 

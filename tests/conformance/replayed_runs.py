@@ -12,7 +12,7 @@ from mistakes import source
 import treadle
 from treadle.doctor import Replay, replay
 from treadle.hooks import Checkpoint
-from treadle.hooks.lines import read_log
+from treadle.hooks.log_file import read_log
 
 
 def plain() -> Classifier:

@@ -16,15 +16,42 @@ MIXED = (3, 1, 3)
 PARTITIONS = (MIXED, (2,), (7,))  # and (1,), with which these are compared
 
 
-def a_quarter() -> list[Any]:
-    """Return all cases as parameters: PyTorch runs all, the others a quarter, and all with `--all`.
+BACKEND = keras.config.backend()
+COMPILERS = ("tensorflow", "jax")
 
-    It is for what runs a case eagerly, which takes XLA as long as compiling it.
+
+def marks(name: str, every: int = 1) -> Any:
+    """Return the marks of a test of a case: PyTorch runs it by default, and a compiler may.
+
+    XLA takes seconds to compile a case. So TensorFlow and JAX have an eighth of the cases each, and
+    all with `--all`.
+
+    Args:
+        name: The case.
+        every: The compilers have one in so many of these: for what runs a case eagerly, which takes
+            XLA as long as compiling it.
     """
-    return [
-        pytest.param(name, marks=pytest.mark.long_to_compile if number % 4 else ())
-        for number, name in enumerate(CASES)
-    ]
+    if BACKEND == "torch":
+        return ()
+    turn, compiler = divmod(list(CASES).index(name), len(COMPILERS))
+    return () if COMPILERS[compiler] == BACKEND and turn % (4 * every) == 0 else pytest.mark.long
+
+
+def shared(names: Any = CASES, every: int = 1) -> list[Any]:
+    """Return cases as parameters, of which each compiler has its half, also with `--all`."""
+    found = []
+    for name in names:
+        compiler = COMPILERS[list(CASES).index(name) % len(COMPILERS)]
+        own = BACKEND in (compiler, "torch")
+        there = pytest.mark.skipif(not own, reason=f"{compiler} has this case")
+        chosen = marks(name, every) if own else there
+        found.append(pytest.param(name, marks=chosen))
+    return found
+
+
+def cases(names: Any = CASES, every: int = 1) -> list[Any]:
+    """Return cases as parameters, with their marks."""
+    return [pytest.param(name, marks=marks(name, every)) for name in names]
 
 
 def runner(name: str, steady: bool = False, **options: Any) -> Runner:

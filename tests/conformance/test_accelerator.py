@@ -12,6 +12,7 @@ from typing import Any
 
 import keras
 import pytest
+from executions import once
 
 from tests.forked import python
 
@@ -34,33 +35,34 @@ def run(directory: Path, epochs: int, *words: str) -> dict[str, Any]:
 
 
 @pytest.mark.long
+@once
 def test_the_program_of_these_tests_runs_and_resumes(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole", 1)
     run(tmp_path / "stopped", 1, "stop")
     assert run(tmp_path / "stopped", 1)["bits"] == whole["bits"]
 
 
-@pytest.mark.accelerator
+@pytest.mark.usefixtures("accelerator")
 def test_deterministic_runs_give_the_same_bits(tmp_path: Path) -> None:
     first, second = (run(tmp_path / name, 3) for name in "ab")
     assert "repeats" not in first["plan"]
     assert first["bits"] == second["bits"]
 
 
-@pytest.mark.accelerator
+@pytest.mark.usefixtures("accelerator")
 def test_the_plan_says_that_others_may_differ_in_rounding(tmp_path: Path) -> None:
     plan = run(tmp_path, 1, "nondeterministic")["plan"]
     assert plan.endswith("repeats up to the order of sums")
 
 
-@pytest.mark.accelerator
+@pytest.mark.usefixtures("accelerator")
 def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole", 2)
     run(tmp_path / "stopped", 2, "stop")
     assert run(tmp_path / "stopped", 2)["bits"] == whole["bits"]
 
 
-@pytest.mark.accelerator
+@pytest.mark.usefixtures("accelerator")
 @pytest.mark.skipif(BACKEND != "torch", reason="other frameworks assert nothing on the device")
 def test_a_device_side_assert_is_explained_and_the_run_resumes(tmp_path: Path) -> None:
     found = run(tmp_path, 1, "wrong")
@@ -70,7 +72,7 @@ def test_a_device_side_assert_is_explained_and_the_run_resumes(tmp_path: Path) -
     assert "bits" in run(tmp_path, 1)
 
 
-@pytest.mark.accelerator
+@pytest.mark.usefixtures("accelerator")
 def test_memory_on_the_device_does_not_grow(tmp_path: Path) -> None:
     used = run(tmp_path, 12, "memory")["bytes"]
     assert used[2] > 0

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 import pytest
+from executions import long_to_compile, once
 
 from benchmarks import END, accelerator
 from benchmarks.accelerator import SMALL, Job, Size, contestants, treadle_loop
@@ -26,6 +27,7 @@ BY_HAND = [
 ]
 
 
+@long_to_compile
 def test_loops_by_hand_learn_as_treadle_does(monkeypatch: pytest.MonkeyPatch) -> None:
     keras.utils.set_random_seed(0)
     monkeypatch.setitem(SMALL, "mlp", Size(8, 4, 16))  # so few examples are learned by heart
@@ -37,6 +39,7 @@ def test_loops_by_hand_learn_as_treadle_does(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.long
+@once
 @pytest.mark.parametrize("workload", ["resnet18", "transformer"])
 def test_the_other_networks_train(workload: str) -> None:
     keras.utils.set_random_seed(0)
@@ -44,7 +47,8 @@ def test_the_other_networks_train(workload: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.any_backend
+@once
+@pytest.mark.usefixtures("started_at_once")
 def test_the_command_measures_each_contestant_in_a_process(tmp_path: Path) -> None:
     words = ["--small", "--backend", BACKEND, "--workload", "mlp", "--rounds", "2"]
     words += ["--contestant", "fit", "--contestant", "treadle, cuda-graph"]
@@ -56,7 +60,7 @@ def test_the_command_measures_each_contestant_in_a_process(tmp_path: Path) -> No
     assert not failed or "not replayed as a CUDA graph" in failed
 
 
-@pytest.mark.any_backend
+@once
 def test_tables_are_written_and_what_is_measured_is_kept(
     tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:

@@ -44,7 +44,7 @@ def folder() -> Path:
     return mine
 
 
-@pytest.mark.parametrize("name", STEADY)
+@pytest.mark.parametrize("name", runs.cases(STEADY))
 def test_agrees_with_other_backends(name: str) -> None:
     trace = runs.from_same_start(name, STEPS)
     mine = keras.config.backend()

@@ -1,5 +1,6 @@
 """PyTorch: what is captured does what Python would, in every bit, over many steps."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -7,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 from classifier import FEATURES, ROWS, Classifier, batches, dense, head
+from executions import some
 from keras import ops
 from own_step import CAPTURED, Steps, learn
 
@@ -22,6 +24,9 @@ if keras.config.backend() != "torch":
     pytest.skip("PyTorch's way to compile a step", allow_module_level=True)
 
 import torch
+
+from treadle.backends.torch.capture import proof
+from treadle.backends.torch.capture.passes import simplified
 
 STEPS = 24
 X, Y = batches(STEPS)
@@ -78,7 +83,7 @@ OPTIMIZERS: dict[str, Make] = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", some(OPTIMIZERS))
 def test_optimizers(name: str) -> None:
     assert_captured(lambda: Classifier([dense(), head()], OPTIMIZERS[name]()))
 
@@ -120,6 +125,7 @@ def test_a_learning_rate_may_be_changed_between_windows() -> None:
 
 # Random numbers
 
+gamma = keras.random.gamma  # as `from keras.random import gamma`
 DRAWS: dict[str, Callable[[Any, Any], Any]] = {
     "normal": lambda x, seed: keras.random.normal(x.shape, seed=seed),
     "uniform": lambda x, seed: keras.random.uniform(x.shape, -1, 1, seed=seed),
@@ -134,11 +140,12 @@ DRAWS: dict[str, Callable[[Any, Any], Any]] = {
     "gamma": lambda x, seed: keras.random.gamma(x.shape, 2.0, seed=seed),
     "beta": lambda x, seed: keras.random.beta(x.shape, 2.0, ops.abs(x) + 1, seed=seed),
     "binomial": lambda x, seed: keras.random.binomial(x.shape, 5, 0.3, seed=seed),
+    "imported": lambda x, seed: gamma(x.shape, 2.0, seed=seed),
 }
 
 
 @pytest.mark.parametrize("seeded", [True, False], ids=["seeded", "unseeded"])
-@pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.parametrize("name", some(DRAWS))
 def test_random_numbers(name: str, seeded: bool) -> None:
     def step(task: Any, x: Any, y: Any) -> Any:
         noise = DRAWS[name](x, task.seed if seeded else None)
@@ -273,6 +280,74 @@ def test_a_sum_of_slices_that_is_used_twice() -> None:
 
     assert_captured(
         lambda: Steps(step, w=keras.Variable(np.linspace(-1, 1, 12).reshape(4, 3), dtype="float32"))
+    )
+
+
+def test_a_sum_of_slices_that_is_computed_twice() -> None:
+    """The first sum is computed in the memory of its first slice, so the second needs its own."""
+
+    def step(task: Any, x: Any, y: Any) -> Any:
+        a, b = x[0, 0] * 1.5, x[0, 1] * 1.5
+        weights = task.w.value.detach().requires_grad_()
+        with torch.enable_grad():
+            numbers = weights * 2.0
+            value = numbers[0] * a + numbers[1] * b
+        first, second = (
+            torch.autograd.grad(value, numbers, a, retain_graph=again)[0] for again in (True, False)
+        )
+        task.w.assign(task.w.value - 0.1 * (first + 2.0 * second))
+        return {"w": ops.sum(task.w.value), "loss": learn(task, x, y)}
+
+    assert_captured(lambda: Steps(step, w=keras.Variable(np.linspace(-1, 1, 12), dtype="float32")))
+
+
+def test_operations_with_the_same_arguments_are_called_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """But not if what they read was changed between them, nor if 1 and 1.0 differ."""
+    blocks: list[Any] = []
+
+    def kept(*arguments: Any, **options: Any) -> Any:
+        blocks.append(simplified(*arguments, **options))
+        return blocks[-1]
+
+    monkeypatch.setattr(proof, "simplified", kept)
+
+    def step(task: Any, x: Any, y: Any) -> Any:
+        row, count = x[0], task.count
+        sines = [ops.sin(row), ops.sin(row), ops.sin(count.value)]
+        count.assign_add(ops.sum(row))
+        sines += [ops.sin(count.value), ops.sin(count.value)]
+        added = [ops.add(task.whole.value, 1), ops.add(task.whole.value, 1.0)]
+        return {
+            "sines": ops.stack([ops.sum(x) for x in sines]).square().sum(),
+            "added": added[0] + ops.cast(added[1], "int32"),
+            "loss": learn(task, x, y),
+        }
+
+    def make() -> Any:
+        whole = keras.Variable(3, dtype="int32", trainable=False)
+        return Steps(step, count=keras.Variable(0.0), whole=whole)
+
+    trace = assert_captured(make)
+    assert set(trace.values["added"]) == {8}
+    aten: Any = torch.ops.aten
+    calls = Counter(node.function for node in blocks[0].nodes)
+    assert calls[aten.sin.default] == 3  # of the row, and of both values of the variable
+    assert aten.copy_.default not in calls  # the variable was added to in place
+
+
+def test_a_variable_is_assigned_what_overlaps_with_it() -> None:
+    def step(task: Any, x: Any, y: Any) -> Any:
+        raw = task.w._value
+        with torch.no_grad():
+            for part in (raw.T, raw, raw.sum(0, keepdim=True), raw[:, :1]):
+                raw.copy_(raw + part)
+            raw.copy_(raw / raw.norm())
+        return {"w": ops.sum(task.w.value[0] * x[0, :3]), "loss": learn(task, x, y)}
+
+    assert_captured(
+        lambda: Steps(step, w=keras.Variable(np.linspace(-1, 1, 9).reshape(3, 3), dtype="float32"))
     )
 
 
@@ -452,7 +527,7 @@ def test_batch_forms_beyond_a_limit_run_as_python(monkeypatch: pytest.MonkeyPatc
     )
 
 
-@pytest.mark.cpu_only(reason="an index out of range ends the device context of the process")
+@pytest.mark.usefixtures("assumes_cpu")  # else a device is lost
 def test_an_error_in_a_captured_step_names_the_line() -> None:
     def step(task: Any, x: Any, y: Any) -> Any:
         task.table.assign_add(ops.take(task.table.value, y, axis=0)[:4] * 0.1)  # this line

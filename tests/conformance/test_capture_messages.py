@@ -12,14 +12,14 @@ if keras.config.backend() != "torch":
 
 import torch
 
-from treadle.backends.processes.agreement import refusal
-from treadle.backends.processes.group import Processes
-from treadle.backends.processes.rows import Rows, Seen
-from treadle.backends.processes.shared import _reduced
-from treadle.backends.torch.capture.code import Code
+from treadle.backends.base import active
+from treadle.backends.torch.capture.code import Captured
 from treadle.backends.torch.capture.passes import simplified
 from treadle.backends.torch.capture.recording import recording
-from treadle.backends.torch.processes.engine import TorchEngine
+from treadle.distribute.dividing.agreement import refusal
+from treadle.distribute.dividing.executor import _reduced
+from treadle.distribute.dividing.rows import OwnRows, Seen
+from treadle.distribute.torch.backend import TorchGroup
 
 State, Batch = torch.Tensor, torch.Tensor
 
@@ -33,13 +33,18 @@ class Doubled:
         return x * 2
 
 
-def captured(step: Callable[..., list[Any]], state: State, batch: Batch) -> Code:
+def written(tape: Any, results: list[Any]) -> Captured:
+    """Return the function of a tape that returns these tensors."""
+    names = [[str(i) for i in range(len(results))], [], []]
+    return Captured(tape, simplified(tape, [tape.ref_of(x) for x in results]), names, "step")
+
+
+def captured(step: Callable[..., list[Any]], state: State, batch: Batch) -> Captured:
     """Record `step(total, state, batch)`, in which `total` is recorded as a sum."""
     with torch.no_grad(), recording([state], [batch], torch.zeros(()), False) as tape:
         doubled = Doubled()
         results = step(lambda x: tape.call(doubled, x), state, batch)
-    block, refs = simplified(tape, [tape.ref_of(x) for x in results])
-    return Code(tape, block, refs, "step")
+    return written(tape, results)
 
 
 def counted_before(total: Any, state: State, batch: Batch) -> list[Any]:
@@ -104,7 +109,7 @@ def test_sums_are_joined_if_no_value_changes(
     torch.manual_seed(0)
     expected = step(Doubled(), states[0], batch.clone())
     torch.manual_seed(0)
-    found = code([states[1]], [batch], None)
+    found = code([states[1]], [batch], None).values.values()
     for one, other in zip([*expected, states[0]], [*found, states[1]], strict=True):
         assert torch.equal(one, other)
 
@@ -112,8 +117,8 @@ def test_sums_are_joined_if_no_value_changes(
 def test_logged_values_do_not_keep_the_message_with_the_gradients() -> None:
     """Until they are fetched: a window of N steps would hold N copies of the gradients."""
     group: Any = SimpleNamespace(rank=0, size=2)
-    processes, counts = Processes(group, TorchEngine()), SimpleNamespace(changes=lambda: [])
-    mine = Rows(processes, 4, Seen())
+    processes, counts = TorchGroup(active(), group), SimpleNamespace(changes=lambda: [])
+    mine = OwnRows(processes, 4, Seen())
     state, batch = torch.zeros(100), torch.ones(100)
     with processes.alone(), torch.no_grad():
         with recording([state], [batch], torch.zeros(()), False) as tape:
@@ -122,8 +127,8 @@ def test_logged_values_do_not_keep_the_message_with_the_gradients() -> None:
             state.sub_(gradients[""][0])
             values, _ = _reduced(mine, {"loss": mean, "first": batch[0] * 2}, {}, counts)
         eager = list(values.values())
-        code = Code(tape, *simplified(tape, [tape.ref_of(x) for x in eager]), "step")
-        replayed = code([state], [batch], None)
+        code = written(tape, eager)
+        replayed = list(code([state], [batch], None).values.values())
     assert code.messages == ["torch.float32 (104,)"]
     assert [float(x) for x in replayed] == [1, 2]
     assert {x.untyped_storage().nbytes() for x in [*eager, *replayed]} == {4}
@@ -133,8 +138,8 @@ def test_logged_values_do_not_keep_the_message_with_the_gradients() -> None:
 def test_a_process_without_rows_joins_the_same_sums(rank: int) -> None:
     """Although it sums zeros: other processes must wait for the weights before the gradients."""
     group: Any = SimpleNamespace(rank=rank, size=2)
-    processes = Processes(group, TorchEngine())
-    mine = Rows(processes, 1, Seen())
+    processes = TorchGroup(active(), group)
+    mine = OwnRows(processes, 1, Seen())
     assert mine.is_idle == (rank == 1)
     state, batch = torch.zeros(3), torch.ones(3)
     with processes.alone(), torch.no_grad():
@@ -142,8 +147,8 @@ def test_a_process_without_rows_joins_the_same_sums(rank: int) -> None:
             weight = mine.total(batch[:1] * 2)
             state.sub_(mine.total(batch / weight))
             counted = mine.total(batch[:2] * 3)
-        code = Code(tape, *simplified(tape, [tape.ref_of(counted)]), "step")
-        [found] = code([state], [torch.full((3,), float("nan"))], None)
+        code = written(tape, [counted])
+        [found] = code([state], [torch.full((3,), float("nan"))], None).values.values()
     assert code.messages == ["torch.float32 (1,)", "torch.float32 (5,)"]
     assert torch.isnan(found).all() == (rank == 0) and (rank == 0 or (found == 0).all())
 

@@ -239,7 +239,7 @@ def from_table(length: int, index: Callable[[Any], Any]) -> Callable[[], Any]:
     return make
 
 
-@pytest.mark.cpu_only(reason="an index out of range ends the device context of the process")
+@pytest.mark.usefixtures("assumes_cpu")  # else a device is lost
 def test_a_table_that_ends_before_the_proof_does() -> None:
     """Replays fail there too; but of the optimizer's count, some later step must be compared."""
     iterations, own = (lambda task: task.optimizer.iterations), (lambda task: task.held.value)
@@ -255,9 +255,7 @@ def test_a_table_that_ends_before_the_proof_does() -> None:
 
 
 @pytest.fixture
-def on_gpu(monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> None:
-    if pytestconfig.option.accelerator:
-        pytest.skip("assumes a CPU, for which the stand-in is")
+def on_gpu(monkeypatch: pytest.MonkeyPatch, assumes_cpu: None) -> None:
     monkeypatch.setattr("treadle.backends.torch.capture.trials.device", lambda: "cuda")
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from classifier import FEATURES, Classifier, head
 from keras import ops
+from keras_versions import needs_keras
 from own_step import CAPTURED, Steps, learn
 from refusals import BATCHES, refusal
 
@@ -191,6 +192,7 @@ def test_a_statistic_of_a_module_of_pytorchs() -> None:
     """Its buffers are no part of a task's state."""
     from treadle.testing.running import Runner
 
+    needs_keras("3.10", "TorchModuleWrapper(output_shape=…)")
     norm = torch.nn.BatchNorm1d(FEATURES)
     layer = keras.layers.TorchModuleWrapper(norm, output_shape=(None, FEATURES))
     task = Classifier([keras.Input((FEATURES,)), layer, head()])

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from executions import some
 from keras import layers, ops
 from own_step import CAPTURED
 
@@ -132,12 +133,13 @@ ROWS: dict[str, Callable[[], Rows]] = {
 }
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", some(ROWS))
 def test_rows_are_captured_as_a_loop(name: str) -> None:
     assert_exact(ROWS[name])
     assert is_rolled(ROWS[name])
 
 
+@pytest.mark.long
 def test_pooling_of_rows_may_use_the_memory_layout_of_images() -> None:
     def make() -> Rows:
         return Rows(learn, *copies(POOLED))

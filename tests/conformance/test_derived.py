@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from executions import EXECUTIONS, long_to_compile
 from keras import ops
 
 import treadle
@@ -19,7 +20,6 @@ from treadle.steps.derived import is_derived
 
 ROWS, BATCH = 16, 4
 X = np.random.default_rng(0).normal(5.0, 3.0, (ROWS, 3)).astype("float32")
-EXECUTIONS = pytest.mark.parametrize("execution", ["auto", "eager"])
 
 
 class Whitening(keras.layers.Layer):
@@ -156,18 +156,18 @@ def test_a_list_of_variables_reaches_the_derived_state() -> None:
 def test_derived_state_follows_an_assignment_of_the_state() -> None:
     task = Scaled()
     loop = treadle.Loop(task, console=False)
-    fresh = loop.snapshot()
+    fresh = loop.view.snapshot()
     loop.predict(source())  # compiled before
     task.adapt(X)
     assert_predicts(task, X, loop)  # by the program that is compiled already
-    values, snapshot = loop.state.arrays(), loop.snapshot()
+    values, snapshot = loop.state.arrays(), loop.view.snapshot()
     task.adapt(2 * X)
     assert_predicts(task, 2 * X, loop)
     loop.state.assign(values)
     assert_predicts(task, X, loop)
-    loop.restore(fresh)
+    loop.view.restore(fresh)
     np.testing.assert_allclose(loop.predict(source()), X, rtol=1e-5)
-    loop.restore(snapshot)
+    loop.view.restore(snapshot)
     assert_predicts(task, X, loop)
 
 
@@ -232,6 +232,7 @@ def adapt_late(loop: Any) -> None:
     loop.task.adapt(3 * X)
 
 
+@long_to_compile
 def test_a_run_resumes_whose_task_is_not_adapted_yet(tmp_path: Path) -> None:
     def run(directory: str, *hooks: Any, adapt: bool = True) -> Any:
         task = adapted() if adapt else Scaled()
@@ -374,6 +375,7 @@ class Tabular(treadle.Task):
         return {"mean": ops.mean(self.model(batch))}
 
 
+@long_to_compile
 @pytest.mark.parametrize("kind", ["numpy", "tensor"])
 def test_arrays_of_layers_and_losses_are_constants_that_are_compared(kind: str) -> None:
     make = np.asarray if kind == "numpy" else ops.convert_to_tensor

@@ -9,7 +9,7 @@ import pytest
 
 import treadle
 from treadle.backends.base import active
-from treadle.core import determinism
+from treadle.core import process_settings
 from treadle.core.directory import read_run
 from treadle.errors import ConfigurationError, DirectoryError
 
@@ -35,8 +35,8 @@ def cleared() -> Any:
 @pytest.fixture
 def switched(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Return the calls of the framework's switch, which does nothing."""
-    monkeypatch.setattr(determinism, "_on", False)
-    monkeypatch.setattr(determinism, "_late", False)
+    monkeypatch.setattr(process_settings, "_deterministic", False)
+    monkeypatch.setattr(process_settings, "_too_late", False)
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_max_isa=AVX2")
     found: list[bool] = []
@@ -52,9 +52,9 @@ def test_deterministic_algorithms_are_switched_on_before_the_framework_starts(
     switched: list[bool],
 ) -> None:
     treadle.setup(seed=0)
-    assert not determinism.is_deterministic() and "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    assert not process_settings.is_deterministic() and "CUBLAS_WORKSPACE_CONFIG" not in os.environ
     treadle.setup(deterministic=True)
-    assert determinism.is_deterministic()
+    assert process_settings.is_deterministic()
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     flags = "--xla_cpu_max_isa=AVX2 --xla_gpu_deterministic_ops=true"
     assert os.environ["XLA_FLAGS"] == flags
@@ -72,10 +72,10 @@ def test_on_jax_deterministic_algorithms_must_be_asked_for_early(
         treadle.setup(deterministic=True)
     with pytest.raises(ConfigurationError, match="must come before Keras is imported, since XLA"):
         treadle.setup(deterministic=True)  # again: the flag is in the environment, but not read
-    assert not determinism.is_deterministic()
-    monkeypatch.setattr(determinism, "_late", False)  # a process that starts with the flag
+    assert not process_settings.is_deterministic()
+    monkeypatch.setattr(process_settings, "_too_late", False)  # a process that starts with the flag
     treadle.setup(deterministic=True)
-    assert determinism.is_deterministic()
+    assert process_settings.is_deterministic()
 
 
 def test_a_run_continues_only_with_the_same_choice(switched: list[bool], tmp_path: Any) -> None:
@@ -90,7 +90,7 @@ def test_a_run_continues_only_with_the_same_choice(switched: list[bool], tmp_pat
     assert read_run(tmp_path)["configuration"]["deterministic"] is True
 
 
-@pytest.mark.cpu_only(reason="its stand-in for an accelerator replaces a CPU")
+@pytest.mark.usefixtures("assumes_cpu")  # its stand-in for an accelerator replaces a CPU
 def test_the_plan_says_that_an_accelerator_does_not_repeat(
     switched: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,25 +1,30 @@
 """Exported files: each format on each backend, and what is refused or fails."""
 
 import errno
+import re
+import tomllib
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import pytest
+from executions import long_to_compile, once, some
 from keras import layers, ops
+from keras_versions import needs_keras
 
 import treadle
 from treadle.errors import ConfigurationError, DataError, ExportError, StepError, TreadleWarning
-from treadle.exporting import exported
+from treadle.exporting import exported, formats
 from treadle.exporting.comparing import largest_difference
-from treadle.exporting.files import check_free
-from treadle.exporting.formats import FORMATS, Package, missing_runtime
+from treadle.exporting.formats import FORMATS, check_free, missing_runtime
 from treadle.exporting.prediction import by_name
 from treadle.exporting.runtimes import Loaded, order_of
 
 BACKEND = keras.config.backend()
+ROOT = Path(__file__).parents[2]
 RNG = np.random.default_rng(0)
 
 
@@ -81,14 +86,18 @@ X = RNG.normal(size=(4, 2)).astype("float32")
 
 
 def skip_if_not_installed(form):
+    if first := {"torch": "3.15", "litert": "3.13", "openvino": "3.11"}.get(form.name):
+        needs_keras(first, f"writing the format {form.name}")
+    if BACKEND == "torch" and form.name == "onnx" and find_spec("onnxscript") is None:
+        needs_keras("3.14", "writing ONNX on PyTorch without onnxscript")
     for package in form.writers.get(BACKEND, ()):
-        if not package.is_installed:
-            pytest.skip(f"writing {form.name} on {BACKEND} needs {package.module}")
+        if find_spec(package) is None:
+            pytest.skip(f"writing {form.name} on {BACKEND} needs {package}")
     if missing := missing_runtime(form):
         pytest.skip(f"the file cannot be compared: {missing}")
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", some(FORMATS))
 def test_each_format_computes_what_predict_computes_or_is_refused(name, tmp_path):
     form, path = FORMATS[name], tmp_path / f"likely{FORMATS[name].suffix}"
     if BACKEND not in form.writers:
@@ -201,7 +210,7 @@ def test_pairs_of_an_operation_have_the_names_of_predict(tmp_path):
     assert found.difference == 0
 
 
-@pytest.mark.any_backend
+@once
 def test_outputs_that_exporters_take_are_left_as_they_are():
     plain = [1, (1, 2), [1, 2], {"a": 1, "b": 2}]
     assert [by_name(outputs) for outputs in plain] == plain
@@ -220,6 +229,7 @@ def test_keys_that_are_no_identifiers_name_inputs(tmp_path):
         return self.model(x["im age/1"]) - self.model(x["im age:1"]) + self.model(x["b-0"])
 
     names = ["keras", "torch" if BACKEND == "torch" else "savedmodel"]
+    skip_if_not_installed(FORMATS[names[1]])
     for name in names:
         path = tmp_path / f"line{FORMATS[name].suffix}"
         found = treadle.export(line(predict_step=predict_step), path, name, batch=batch)
@@ -228,6 +238,7 @@ def test_keys_that_are_no_identifiers_name_inputs(tmp_path):
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="tables are TensorFlow's")
 def test_a_layer_with_a_table_is_exported(tmp_path):
+    needs_keras("3.14", "a SavedModel with a table of a layer")
     task = line(
         lookup=layers.IntegerLookup(vocabulary=[5, 6, 7]),
         predict_step=lambda self, x: self.lookup(x),
@@ -255,7 +266,7 @@ def test_an_input_and_an_output_of_one_name_have_no_onnx_file(tmp_path):
         treadle.export(task, tmp_path / "line.onnx", batch={"a": X})
 
 
-@pytest.mark.any_backend
+@once
 def test_inputs_that_a_writer_left_out_are_named():
     with pytest.raises(ValueError, match="it has the inputs a, and not b: its writer has computed"):
         order_of(["a"], ["a", "b"])
@@ -275,6 +286,7 @@ def test_a_variable_in_no_layer_is_exported(tmp_path):
     assert treadle.export(task, tmp_path / "line.onnx", batch=X).difference <= 1e-6
 
 
+@long_to_compile
 def test_averages_are_exported_on_request_and_weights_are_kept(tmp_path):
     averaging = keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.5)
     task = Likely(averaging)
@@ -318,6 +330,7 @@ def test_half_precision_has_a_larger_tolerance(tmp_path):
     assert found.outputs["norm"] == "bfloat16 (None, 3)"
 
 
+@long_to_compile
 def test_a_difference_above_the_tolerance_leaves_no_file(tmp_path, monkeypatch):
     load = exported.load
 
@@ -360,7 +373,7 @@ def test_a_full_disk_is_not_taken_for_a_fault_of_the_format(tmp_path, monkeypatc
 
 
 def test_a_file_without_its_runtime_is_written_with_a_warning(tmp_path, monkeypatch):
-    missing = "other_runtime is not installed: pip install 'treadle[other]'"
+    missing = "other_runtime is not installed: pip install other_runtime"
     monkeypatch.setattr(exported, "missing_runtime", lambda form: missing)
     message = r"likely.keras was not compared with predict: other_runtime is not installed: pip ins"
     with pytest.warns(TreadleWarning, match=message):
@@ -455,15 +468,21 @@ def test_a_step_that_branches_on_values_has_no_keras_file(tmp_path):
         treadle.export(line(predict_step=branches), tmp_path / "line.keras", batch=X)
 
 
-@pytest.mark.any_backend
+@once
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
 def test_each_backend_writes_a_format_or_has_a_reason(form):
     backends = ["jax", "tensorflow", "torch"]
     assert sorted([*form.writers, *form.refused]) == backends
     assert set(form.named) <= set(form.writers)
+    # Messages say `pip install NAME` with the imported name.
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    packages = {re.split("[>=[]", x)[0].replace("-", "_") for part in extras.values() for x in part}
+    assert {*form.runtimes, *(name for part in form.writers.values() for name in part)} <= packages
 
 
-@pytest.mark.any_backend
+@once
 def test_arguments_are_checked_before_anything_is_computed(tmp_path):
     def export(path, *arguments, **more):
         return treadle.export(None, tmp_path / path, *arguments, **more)
@@ -481,15 +500,17 @@ def test_arguments_are_checked_before_anything_is_computed(tmp_path):
             call()
 
 
-@pytest.mark.any_backend
+@once
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(Package, "is_installed", False)
-    message = r"needs the package onnx on the backend torch, which is not installed: pip install 't"
+    monkeypatch.setattr(formats, "find_spec", lambda name: None)
+    message = (
+        r"needs the package onnx on the backend torch, which is not installed: pip install onnx"
+    )
     with pytest.raises(ConfigurationError, match=message):
         treadle.export(line(), tmp_path / "line.onnx", batch=X)
 
 
-@pytest.mark.any_backend
+@once
 def test_weights_in_a_file_of_their_own_replace_no_other_file(tmp_path):
     (tmp_path / "line.bin").write_text("mine")
     with pytest.raises(ConfigurationError, match=r"line.bin exists: choose another path, or repl"):
@@ -497,7 +518,7 @@ def test_weights_in_a_file_of_their_own_replace_no_other_file(tmp_path):
     check_free(FORMATS["onnx"], tmp_path / "line.onnx", overwrite=False)
 
 
-@pytest.mark.any_backend
+@once
 def test_differences_of_special_values():
     nan, inf = float("nan"), float("inf")
     same = np.array([nan, inf, -inf, 1.0])

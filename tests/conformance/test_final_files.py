@@ -1,4 +1,4 @@
-"""The final files of a run on every backend; tests/test_final_files.py has every command."""
+"""The final files of a run on every backend; tests/cli/test_final_files.py has every command."""
 
 import warnings
 from pathlib import Path
@@ -7,11 +7,12 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from executions import EXECUTIONS, long_to_compile, once
 from keras import ops
-from test_equal_directories import copies
-from test_resume_ends import by_epochs
 
 import treadle
+from tests.run.test_equal_directories import copies
+from tests.run.test_resume_ends import by_epochs
 from treadle.core.directory import read_run
 from treadle.errors import DirectoryError, TreadleWarning
 
@@ -46,7 +47,8 @@ def fit(directory: Path, averages: bool, execution: Any) -> treadle.Loop:
     return loop
 
 
-@pytest.mark.parametrize("execution", ["auto", "eager"])
+@long_to_compile
+@EXECUTIONS
 @pytest.mark.parametrize("averages", [False, True])
 def test_values_of_the_checkpoint_have_the_bits_of_the_damaged_file(
     tmp_path: Path, averages: bool, execution: Any
@@ -80,7 +82,7 @@ def require_equal(found: Any, expected: Any) -> None:
         assert found[path].tobytes() == value.tobytes(), path
 
 
-@pytest.mark.any_backend
+@once
 def test_a_run_killed_at_any_operation_of_its_end_opens(tmp_path: Path) -> None:
     """Its weights are those of its newest checkpoint or, if it has finished, the final ones."""
     last = f"step-{10:012d}"

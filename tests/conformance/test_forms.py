@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 import pytest
+from executions import EXECUTIONS, long_to_compile, once
 from keras import ops
 
 import treadle
@@ -16,8 +17,6 @@ from treadle.errors import DataError, StepError
 from treadle.hooks import Checkpoint, NonFinite
 from treadle.steps import compiled_step
 from treadle.steps.state import State
-
-EXECUTIONS = pytest.mark.parametrize("execution", ["auto", "eager"])
 
 # Two forms of batch that differ in one thing, and how a step recognizes the first one.
 KINDS: dict[str, tuple[Any, Any, Callable[[Any], bool]]] = {
@@ -179,7 +178,7 @@ def test_a_dry_run_of_a_later_form_changes_nothing(execution: Any) -> None:
         for batch in batches("aab", "shape"):
             loop.step(batch)
         before = loop.state.arrays()
-        prepared = loop._session.training.prepared
+        prepared = loop._run.training.prepared
         assert prepared is not None
         prepared.prepare(np.ones(2, "float32"))  # known
         prepared.prepare(np.ones(7, "float32"))  # new
@@ -221,7 +220,7 @@ def inputs(order: str, rows: int = 4) -> list[Any]:
 
 
 @EXECUTIONS
-@pytest.mark.parametrize("shared", [False, pytest.param(True, marks=pytest.mark.long_to_compile)])
+@pytest.mark.parametrize("shared", [False, pytest.param(True, marks=long_to_compile)])
 def test_layers_that_a_later_form_builds_are_trained(execution: Any, shared: bool) -> None:
     def run(order: Sequence[Any], **how: Any) -> treadle.Loop:
         keras.utils.set_random_seed(0)
@@ -248,7 +247,10 @@ def test_layers_that_a_later_form_builds_are_trained(execution: Any, shared: boo
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("shared", "killed"), [(True, 2), (True, 3), (False, 4), (False, 8)])
+@pytest.mark.parametrize(
+    ("shared", "killed"),
+    [pytest.param(True, 2, marks=once), (True, 3), pytest.param(False, 4, marks=once), (False, 8)],
+)
 def test_a_killed_run_resumes_with_all_forms(tmp_path: Path, shared: bool, killed: int) -> None:
     given = inputs("aababa")
 
@@ -298,6 +300,7 @@ class Contained(Lazy):
         return super().train_step({name: getattr(batch, name)})
 
 
+@long_to_compile
 def test_a_resumed_run_has_the_variables_of_forms_that_are_objects(tmp_path: Path) -> None:
     given = [
         Named(None, x["a"]) if "a" in x else OrderedDict(z=None, b=Record(x["b"], None))
@@ -324,6 +327,7 @@ def test_a_resumed_run_has_the_variables_of_forms_that_are_objects(tmp_path: Pat
         np.testing.assert_array_equal(value, state[path], err_msg=path)
 
 
+@long_to_compile
 def test_a_finished_run_has_the_variables_of_all_forms_again(tmp_path: Path) -> None:
     keras.utils.set_random_seed(0)
     first = fitted(Lazy(), inputs("aab"), directory=tmp_path).state.arrays()
@@ -347,7 +351,7 @@ class Renamed(treadle.Task):
         return {"loss": loss}
 
 
-@pytest.mark.any_backend
+@once
 def test_a_resume_with_renamed_batch_keys_names_both_structures(tmp_path: Path) -> None:
     def run(x: str, y: str, epochs: int) -> treadle.Loop:
         batch = {x: np.ones(2, "float32"), y: np.zeros(2, "float32")}
@@ -365,7 +369,7 @@ def test_a_resume_with_renamed_batch_keys_names_both_structures(tmp_path: Path) 
     assert run("image", "label", 2).progress.step == 4  # the checkpoint is still valid
 
 
-@pytest.mark.any_backend
+@once
 def test_a_resume_at_a_batch_of_a_structure_that_was_not_recorded(tmp_path: Path) -> None:
     def run(epochs: int, key: str) -> treadle.Loop:
         task = Pair("structure", Momentum.make)
@@ -376,7 +380,7 @@ def test_a_resume_at_a_batch_of_a_structure_that_was_not_recorded(tmp_path: Path
     assert run(2, "b").progress.step == 2
 
 
-@pytest.mark.long_to_compile
+@long_to_compile
 @EXECUTIONS
 def test_a_skipped_step_of_a_later_form_is_undone(execution: Any) -> None:
     options = treadle.Options(execution=execution)
@@ -478,6 +482,7 @@ class Scored(Lazy):
         return ops.sum(self.body(x))[None]
 
 
+@long_to_compile
 def test_evaluation_of_two_forms_changes_nothing_and_counts_all() -> None:
     keras.utils.set_random_seed(0)
     with treadle.Loop(Scored(), console=False) as loop:

@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 from classifier import FEATURES, Classifier, batches, head
+from executions import some
 from keras import layers, ops
 from own_step import CAPTURED, Steps
 
@@ -43,13 +44,13 @@ BY_CELLS: dict[str, Callable[[], Any]] = {
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Count the calls of PyTorch's operator."""
     found: list[Any] = []
-    original = torch._VF.lstm
+    original = torch.lstm
 
     def lstm(*args: Any) -> Any:
         found.append(args)
         return original(*args)
 
-    monkeypatch.setattr(torch._VF, "lstm", lstm)
+    monkeypatch.setattr(torch, "lstm", lstm)
     return found
 
 
@@ -60,7 +61,7 @@ def trace(make: Callable[[], Any], execution: str = "auto") -> Any:
     return run_steps(task, BATCHES, treadle.Options(execution=execution), (4, 1))
 
 
-@pytest.mark.parametrize("name", LSTMS)
+@pytest.mark.parametrize("name", some(LSTMS))
 def test_one_operator_computes_a_sequence(name: str, calls: Any, monkeypatch: Any) -> None:
     def make() -> Any:
         layer = LSTMS[name]()
@@ -106,6 +107,23 @@ def test_a_second_derivative_uses_cells(nested: bool, calls: Any) -> None:
     found = run_steps(Steps(step, lstm=lstm), BATCHES, treadle.Options(), (4, 1))
     assert found.plan == CAPTURED and np.isfinite(found.values["loss"]).all()
     assert bool(calls) != nested
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_compiled_models_use_it_unless_their_step_may_differentiate_twice(
+    own: bool, calls: Any
+) -> None:
+    class Own(keras.Sequential):
+        def train_step(self, data: Any) -> Any:
+            return super().train_step(data)
+
+    keras.utils.set_random_seed(3)
+    inner = [keras.Input((FEATURES // 2, 2)), layers.LSTM(3), layers.Dense(1)]
+    model = (Own if own else keras.Sequential)(inner)
+    model.compile("sgd", "mse")
+    x = X[0].reshape(-1, FEATURES // 2, 2)
+    treadle.fit(model, x, x[:, 0, :1], verbose=0)
+    assert bool(calls) != own
 
 
 def test_outside_of_steps_keras_is_unchanged(calls: Any) -> None:

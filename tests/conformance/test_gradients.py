@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from cases import ActivityLoss
 from classifier import dense, head
+from executions import long_to_compile
 from keras import ops
 
 import treadle
@@ -212,6 +213,7 @@ def test_second_derivatives_of_a_variance() -> None:
     assert number(second) == pytest.approx(expected, rel=1e-2)
 
 
+@long_to_compile
 def test_second_derivatives_go_through_normalization() -> None:
     a, x = keras.Variable(1.0), ops.array([[0.5, 1.0, 3.0], [1.0, 2.0, 0.3], [0.2, 0.1, 0.9]])
     weights = ops.array([1.0, 2.0, 4.0])

@@ -1,9 +1,7 @@
 """What is said where several processes cannot be connected, or cannot do what one can."""
 
-import sys
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -12,11 +10,15 @@ import numpy as np
 import pytest
 
 import treadle
+from treadle.backends import base
 from treadle.backends.base import active
 from treadle.core import processes
 from treadle.core.identity import versions
-from treadle.distribute import Place, join_processes
-from treadle.distribute.channel import Channel, connect, free_port, receive
+from treadle.distribute import Place
+from treadle.distribute.channel import Channel, connect, receive
+from treadle.distribute.environment import free_port
+from treadle.distribute.group import SeveralProcesses
+from treadle.distribute.joining import connect_framework, join_processes
 from treadle.errors import ConfigurationError, ProcessError, StepError
 
 BACKEND = keras.config.backend()
@@ -25,15 +27,13 @@ on_tensorflow = pytest.mark.skipif(BACKEND != "tensorflow", reason="of TensorFlo
 on_torch = pytest.mark.skipif(BACKEND != "torch", reason="of PyTorch")
 
 
-class Echo:
+class Echo(SeveralProcesses):
     """A group whose other member does what this one does."""
 
-    rank, size, local_rank, local_size, failed = 0, 2, 0, 2, False
+    size = local_size = 2
 
     def exchange(self, value: Any, at: str) -> list[Any]:
         return [value, value]
-
-    def fail(self, error: BaseException) -> None: ...
 
 
 @pytest.fixture
@@ -92,10 +92,10 @@ def test_a_process_whose_framework_cannot_join_is_no_member(
 
     thread = threading.Thread(target=other)
     thread.start()
-    late = MagicMock(join_processes=MagicMock(side_effect=ConfigurationError("it has started")))
-    late.name = BACKEND
+    late = MagicMock(side_effect=ConfigurationError("it has started"))
+    monkeypatch.setattr(f"treadle.distribute.{BACKEND}.connect", late)
     with pytest.raises(ConfigurationError, match=r"^it has started$"):
-        join_processes(Place(0, 2, "127.0.0.1", port, "a test"), late)
+        join_processes(Place(0, 2, "127.0.0.1", port, "a test"), active())
     thread.join()
     assert processes.process_group().size == 1
     [failure] = failures
@@ -138,6 +138,9 @@ def test_jax_that_was_connected_by_others_is_refused(monkeypatch: pytest.MonkeyP
 def test_jax_without_a_distribution_over_the_processes_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    from treadle.distribute.jax import JaxGroup
+
+    monkeypatch.setitem(base._backends, "jax", JaxGroup(active(), Echo()))
     monkeypatch.setattr("jax.process_count", lambda: 2)
     with pytest.raises(ConfigurationError) as raised:
         fitted()
@@ -166,7 +169,7 @@ def test_jax_that_has_started_cannot_join() -> None:
     before = jax.config.jax_cpu_collectives_implementation
     try:
         with pytest.raises(ConfigurationError) as raised:
-            active().join_processes(Echo(), f"127.0.0.1:{free_port()}")
+            connect_framework(Echo(), f"127.0.0.1:{free_port()}", active())
     finally:
         jax.config.update("jax_cpu_collectives_implementation", before)
     assert str(raised.value) == (
@@ -180,9 +183,9 @@ def test_pytorch_that_cannot_connect(monkeypatch: pytest.MonkeyPatch) -> None:
     def store(*_: Any) -> None:
         raise RuntimeError("the address is in use")
 
-    monkeypatch.setattr(sys.modules["treadle.backends.torch.processes.engine"], "TCPStore", store)
+    monkeypatch.setattr("treadle.distribute.torch.backend.TCPStore", store)
     with pytest.raises(ConfigurationError) as raised:
-        active().join_processes(Echo(), "10.0.0.1:7000")
+        connect_framework(Echo(), "10.0.0.1:7000", active())
     assert str(raised.value) == (
         "process 0 of 2 cannot connect to the others at 10.0.0.1:7000 with torch.distributed "
         "(gloo): the address is in use. Check that this address of process 0 can be reached from "
@@ -196,7 +199,7 @@ def test_pytorch_that_was_connected_to_others(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("torch.distributed.get_rank", lambda: 2)
     monkeypatch.setattr("torch.distributed.get_world_size", lambda: 3)
     with pytest.raises(ConfigurationError) as raised:
-        active().join_processes(Echo(), "10.0.0.1:7000")
+        connect_framework(Echo(), "10.0.0.1:7000", active())
     assert str(raised.value) == (
         "torch.distributed was initialized as process 2 of 3, but this is process 0 of 2: leave "
         "the initialization to Treadle, or give both the same environment variables"
@@ -207,7 +210,7 @@ def test_pytorch_that_was_connected_to_others(monkeypatch: pytest.MonkeyPatch) -
 def test_tensorflow_that_has_started_cannot_join() -> None:
     keras.ops.ones(1)
     with pytest.raises(ConfigurationError) as raised:
-        active().join_processes(Connecting(), "127.0.0.1:7000")
+        connect_framework(Connecting(), "127.0.0.1:7000", active())
     assert str(raised.value) == (
         "treadle.setup joins the other processes, and must come before TensorFlow computes "
         "anything: move it to the top of the script"
@@ -216,16 +219,17 @@ def test_tensorflow_that_has_started_cannot_join() -> None:
 
 @on_tensorflow
 def test_tensorflow_that_cannot_connect(monkeypatch: pytest.MonkeyPatch) -> None:
-    from treadle.backends.tensorflow.processes import engine
+    from treadle.distribute.tensorflow import backend
 
     def enable(_: Any) -> None:
         raise RuntimeError("the address is in use")
 
     context = MagicMock(config=None, enable_collective_ops=enable)
-    monkeypatch.setattr(engine, "eager_context", lambda: context)
+    entry = MagicMock(resolve=lambda: lambda: context)
+    monkeypatch.setitem(backend.INTERNALS, "eager_context", entry)
     monkeypatch.setattr("tensorflow.config.threading.get_inter_op_parallelism_threads", lambda: 4)
     with pytest.raises(ConfigurationError) as raised:
-        active().join_processes(Connecting(), "127.0.0.1:7000")
+        connect_framework(Connecting(), "127.0.0.1:7000", active())
     text = str(raised.value)
     assert text.startswith("process 0 of 2 cannot connect to the others at 127.0.0.1:")
     assert text.endswith(
@@ -244,9 +248,11 @@ class Connecting(Echo):
 def test_processes_of_tensorflow_do_not_wait_forever() -> None:
     import tensorflow as tf
 
-    from treadle.backends.tensorflow.processes.engine import TIMEOUT, TensorFlowEngine
+    from treadle.distribute.tensorflow.backend import TIMEOUT, TensorFlowGroup
 
-    traced = tf.function(TensorFlowEngine(Echo()).sum).get_concrete_function(tf.TensorSpec([3]))
+    traced = tf.function(TensorFlowGroup(active(), Echo()).sum).get_concrete_function(
+        tf.TensorSpec([3])
+    )
     [sums] = [x for x in traced.graph.get_operations() if x.type == "CollectiveReduceV2"]
     assert sums.get_attr("timeout_seconds") == TIMEOUT > 0
 
@@ -255,9 +261,9 @@ def test_processes_of_tensorflow_do_not_wait_forever() -> None:
 def test_sums_in_a_loop_of_tensorflow_are_differentiated() -> None:
     import tensorflow as tf
 
-    from treadle.backends.tensorflow.processes.engine import TensorFlowEngine
+    from treadle.distribute.tensorflow.backend import TensorFlowGroup
 
-    engine = TensorFlowEngine(Echo())
+    engine = TensorFlowGroup(active(), Echo())
 
     def step(x: Any) -> Any:
         with tf.GradientTape() as tape:
@@ -286,15 +292,14 @@ class Unlike(Echo):
 def test_graphs_that_communicate_in_different_ways() -> None:
     import tensorflow as tf
 
-    from treadle.backends.tensorflow.processes.engine import TensorFlowEngine
+    from treadle.distribute.tensorflow.backend import TensorFlowGroup
 
-    engine = TensorFlowEngine(Unlike())
-    processes: Any = SimpleNamespace(group=Unlike(), rank=0)
-    with pytest.raises(StepError) as raised, engine.preparing(processes):
+    engine = TensorFlowGroup(active(), Unlike())
+    with pytest.raises(StepError) as raised, engine.preparing():
         tf.function(engine.sum).get_concrete_function(tf.TensorSpec([3]))
     assert str(raised.value) == (
         "the step that was traced in process 1 sums 0 messages, and that of process 0 1 or "
         "others: what a step computes must not depend on the process"
     )
-    with engine.preparing(processes):  # of nothing, no process needs to know
+    with engine.preparing():  # of nothing, no process needs to know
         pass

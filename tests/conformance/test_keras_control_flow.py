@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from executions import EXECUTIONS, long_to_compile, once
 from keras import ops
 
 import treadle
@@ -173,20 +174,27 @@ def check(program: Any, kinds: Any, execution: str) -> None:
             np.testing.assert_allclose(state[path], value, rtol=2e-5, atol=1e-6, err_msg=path)
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(x, marks=() if x in (nested, repeated, switched) else long_to_compile)
+        for x in PROGRAMS
+    ],
+)
 def test_all_kinds_of_state_are_carried(program: Any) -> None:
     check(program, STATE, "auto")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("execution", ["auto", "eager"])
+@once  # all kinds together are carried on each backend, above
+@EXECUTIONS
 @pytest.mark.parametrize("kind", [*STATE, "nothing"])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_each_kind_of_state_is_carried(program: Any, kind: str, execution: str) -> None:
     check(program, [kind], execution)
 
 
-@pytest.mark.parametrize("program", [scanned, switched])
+@pytest.mark.parametrize("program", [pytest.param(scanned, marks=long_to_compile), switched])
 def test_eager_steps_carry_them_too(program: Any) -> None:
     check(program, STATE, "eager")
 
@@ -204,6 +212,7 @@ class Ending(treadle.Hook):
             raise OSError("killed")
 
 
+@long_to_compile
 def test_an_interrupted_run_ends_the_same(tmp_path: Path) -> None:
     expected = trained(Stateful(scanned), "auto")
     hooks = [Checkpoint(every="1 step"), Ending()]
@@ -228,7 +237,16 @@ class Differentiated(Stateful):
 
 
 @pytest.mark.parametrize(
-    "program", [scanned, nested, *(pytest.param(x, marks=pytest.mark.long) for x in PROGRAMS)]
+    "program",
+    [
+        scanned,
+        pytest.param(nested, marks=long_to_compile),
+        *(
+            pytest.param(x, marks=(pytest.mark.long, once))
+            for x in PROGRAMS
+            if x not in (scanned, nested)
+        ),
+    ],
 )
 def test_gradients_go_through_branches_and_loops(program: Any) -> None:
     if BACKEND == "jax" and program is repeated:
@@ -420,6 +438,7 @@ class PerExample(treadle.Task):
         return {**found, "around": loss + ops.sum(grads[0])}
 
 
+@long_to_compile
 def test_gradients_inside_vectorized_map_are_those_of_each_row() -> None:
     found: dict[str, Any] = {}
     for how in ("loop", "map"):

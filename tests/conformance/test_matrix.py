@@ -10,8 +10,8 @@ from treadle.testing.trace import Tolerance, compare
 
 
 # What XLA compiled is also compared with the other backends (test_across_backends.py). PyTorch, one
-# of them, runs all of these.
-@pytest.mark.parametrize("name", runs.a_quarter())
+# of them, runs all of these, and each compiler half of them.
+@pytest.mark.parametrize("name", runs.shared(every=2))
 def test_compiled_is_close_to_eager(name: str) -> None:
     tolerance = Tolerance(rtol=CASES[name].rtol, atol=1e-6)
     compiled, eager = runs.compiled(name), runs.eager(name)
@@ -29,10 +29,10 @@ def windows() -> list[Any]:
             name,
             sizes,
             id=f"{name}-{sizes}",
-            marks=() if sizes == runs.MIXED or number % 10 == size else pytest.mark.long_to_compile,
+            marks=runs.marks(name, every=1 if sizes == runs.MIXED else 5),
         )
-        for number, name in enumerate(CASES)
-        for size, sizes in enumerate(runs.PARTITIONS)
+        for name in CASES
+        for sizes in runs.PARTITIONS
     ]
 
 
@@ -47,7 +47,7 @@ def test_windows_agree_bit_for_bit(name: str, sizes: tuple[int, ...]) -> None:
     )
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if CASES[name].phases])
+@pytest.mark.parametrize("name", runs.cases(n for n in CASES if CASES[n].phases))
 def test_checking_phases_changes_nothing(name: str) -> None:
     compare(
         runs.runner(name, checked=True).run(batches_of(name, runs.STEPS)),
@@ -58,7 +58,7 @@ def test_checking_phases_changes_nothing(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", runs.cases())
 def test_losses_fall_or_at_least_stay_finite(name: str) -> None:
     for values in runs.compiled(name).values.values():
         assert values.shape == (runs.STEPS,)

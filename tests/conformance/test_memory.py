@@ -52,7 +52,7 @@ def trained(options: treadle.Options, *hooks: Any) -> tuple[list[float], Any, An
     with treadle.Loop(Line(), hooks=hooks, options=options, console=False) as loop:
         loop.fit(source, validation=source, epochs=3)
         losses = loop.history.steps("loss").tolist()
-        return losses, loop.history["val_error"], loop.snapshot()
+        return losses, loop.history["val_error"], loop.view.snapshot()
 
 
 @jax_only

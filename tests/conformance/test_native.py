@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 from classifier import CLASSES, FEATURES, ROWS, Classifier, batches, cross_entropy, dense, head
+from executions import long_to_compile
 
 import treadle
 from treadle.errors import StateError
@@ -148,6 +149,7 @@ def native_tasks() -> list[Callable[[], treadle.Task]]:
     return [Backward] if BACKEND == "torch" else []
 
 
+@long_to_compile
 @on_both
 @pytest.mark.parametrize("make", native_tasks(), ids=lambda make: make.__name__)
 def test_native_steps_keep_treadles_guarantees(make: Any) -> None:
@@ -263,14 +265,16 @@ def test_a_tutorials_script_as_it_stands() -> None:
 
 
 @on_tensorflow
+@pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("execution", ["compiled", "eager"])
-def test_a_hidden_tf_variable_is_named(execution: str) -> None:
+def test_a_hidden_tf_variable_is_named(execution: str, traced: bool) -> None:
     hidden = tf.Variable(1.0, name="hidden")
+    read = tf.function(lambda: hidden + 0.0).get_concrete_function() if traced else lambda: hidden
 
     class Hides(Bare):
         def train_step(self, batch: Any) -> Any:
             logs = super().train_step(batch)
-            return {"loss": logs["loss"] * hidden}
+            return {"loss": logs["loss"] * read()}
 
     with pytest.raises(StateError, match=r"train_step uses hidden.*no attribute of the task reach"):
         run_steps(Hides(), BATCHES, treadle.Options(execution=execution))

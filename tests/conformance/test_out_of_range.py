@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from executions import EXECUTIONS, long_to_compile
 from keras import ops
 
 import treadle
@@ -118,13 +119,14 @@ def test_evaluation_and_prediction_check_their_first_batch() -> None:
             assert str(caught.value) == f"{name}, first batch: {INDICES}"
 
 
-@pytest.mark.parametrize("execution", ["auto", "eager"])
+@EXECUTIONS
 def test_checked_steps_check_every_batch(execution: Any) -> None:
     options = treadle.Options(checked=True, execution=execution)
     assert error(source(word=(4, 25)), options=options) == f"train_step, step 5: {INDICES}"
     assert error(source(label=(4, 3)), options=options) == f"train_step, step 5: {LABELS}"
 
 
+@long_to_compile
 def test_a_checked_evaluation_checks_every_batch() -> None:
     found = error(source(), options=CHECKED, validation=source(label=(4, 3)))
     assert found == f"eval_step, batch 5: {LABELS}"
@@ -155,11 +157,13 @@ def for_each_row(run: Any) -> Any:
     return ops.sum(treadle.for_each(lambda x: run() * x, ops.ones((2,))))
 
 
+@long_to_compile
 @pytest.mark.parametrize("around", [in_a_branch, recomputed, for_each_row])
 def test_checks_continue_in_functions_that_treadle_runs(around: Any) -> None:
     assert error(source(word=(4, 25)), Words(around), CHECKED) == f"train_step, step 5: {INDICES}"
 
 
+@long_to_compile
 def test_checks_change_no_bit() -> None:
     words, labels = arrays()
     batches = [(words[i : i + ROWS], labels[i : i + ROWS]) for i in range(0, len(words), ROWS)]
@@ -187,11 +191,13 @@ def test_only_checked_steps_contain_the_checks() -> None:
 # No false alarms
 
 
+@long_to_compile
 def test_an_ignored_class_is_no_violation() -> None:
     runs(source(label=(0, -1)), Words(ignore_class=-1))
     runs(source(label=(3, 255)), Words(ignore_class=255))
 
 
+@long_to_compile
 def test_labels_without_weight_are_no_violation() -> None:
     words, labels = arrays()
     weights = np.ones(len(labels), "float32")
@@ -221,6 +227,7 @@ class Tagger(Words):
         return self.loss(labels, predictions)
 
 
+@long_to_compile
 def test_labels_where_the_mask_is_false_are_no_violation() -> None:
     words, _ = arrays()
     tags = np.where(words == 0, -1, words % CLASSES).astype("int32")
@@ -236,7 +243,13 @@ def test_negative_indices_count_from_the_end_as_in_keras() -> None:
     assert "but they are from -21 to 19" in error(source(word=(0, -21)))
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int8", "int64", "float32", "bool"])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "int64",
+        *(pytest.param(x, marks=long_to_compile) for x in ("uint8", "int8", "float32", "bool")),
+    ],
+)
 def test_labels_of_other_dtypes(dtype: str) -> None:
     words, labels = arrays()
     labels = (labels % 2).astype(dtype)
@@ -245,6 +258,7 @@ def test_labels_of_other_dtypes(dtype: str) -> None:
         runs(data.from_arrays(words, labels, batch_size=ROWS), options=options)
 
 
+@long_to_compile
 def test_integers_of_few_bits_and_many_classes() -> None:
     class Large(Words):
         def __init__(self) -> None:
@@ -264,6 +278,7 @@ def test_integers_of_few_bits_and_many_classes() -> None:
         runs(train, Large())
 
 
+@long_to_compile
 def test_a_branch_that_is_not_taken_is_no_violation() -> None:
     def around(run: Any) -> Any:
         return treadle.cond(ops.convert_to_tensor(False), run, lambda: ops.zeros(()))
@@ -276,6 +291,7 @@ def test_a_branch_that_is_not_taken_is_no_violation() -> None:
     runs(source(), task)
 
 
+@long_to_compile
 def test_lookups_in_transformations_of_keras_are_left_out() -> None:
     class Cell(keras.layers.Layer):
         def __init__(self) -> None:

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 from classifier import CLASSES, FEATURES, Classifier, batches, dense
+from executions import long_to_compile
 from keras import layers, ops
 
 import treadle
@@ -103,6 +104,7 @@ def trained(make: type[Plain], execution: Any, data: Any = BATCHES) -> Trace:
     return run_steps(make(), data, treadle.Options(execution=execution), (3, 1, 1), start=0)
 
 
+@long_to_compile
 @pytest.mark.parametrize("execution", ["eager", "auto"])
 def test_a_step_trains_in_a_function_of_its_own(execution: Any) -> None:
     expected, found = (trained(make, execution) for make in (Plain, Traced))

@@ -1,12 +1,13 @@
 """What a case holds, under which names, what its steps change, and what they must not."""
 
 import re
+from typing import Any
 
 import keras
 import numpy as np
 import pytest
 import runs
-from cases import CASES, batches_of
+from cases import batches_of
 from classifier import ROWS
 
 from treadle.testing import Trace, run_steps
@@ -150,12 +151,12 @@ if keras.config.backend() == "torch":  # an unseeded Dropout draws from torch's 
     }
 
 
-@pytest.mark.parametrize("name", HELD)
+@pytest.mark.parametrize("name", runs.cases(HELD))
 def test_paths_are_what_the_attributes_say(name: str) -> None:
     assert set(runs.compiled(name).state) == set(HELD[name].split())
 
 
-@pytest.mark.parametrize("name", runs.a_quarter())
+@pytest.mark.parametrize("name", runs.cases(every=2))
 def test_paths_are_the_same_in_every_instance(name: str) -> None:
     paths = list(runs.compiled(name).state)
     assert paths == list(runs.eager(name).state)
@@ -163,7 +164,7 @@ def test_paths_are_the_same_in_every_instance(name: str) -> None:
     assert automatic == [], "these hold Keras' automatic names, which count instances"
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", runs.cases())
 def test_steps_change_what_they_should_and_nothing_else(name: str) -> None:
     trace = runs.compiled(name)
     default = {"optimizer/learning_rate", "random/keras"}
@@ -195,35 +196,43 @@ COUNTED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "path", "times"), COUNTED)
+def counted_cases(every: int = 1) -> list[Any]:
+    return [pytest.param(*each, marks=runs.marks(each[0], every)) for each in COUNTED]
+
+
+@pytest.mark.parametrize(("name", "path", "times"), counted_cases())
 def test_every_assignment_happens_once_and_is_kept(name: str, path: str, times: int) -> None:
     assert counted(runs.compiled(name), path) == times
 
 
-@pytest.mark.parametrize(
-    ("name", "path", "times"),
-    [
-        pytest.param(*each, marks=() if each[0] == "cond" else pytest.mark.long_to_compile)
-        for each in COUNTED
-    ],
-)
+@pytest.mark.parametrize(("name", "path", "times"), counted_cases(every=2))
 def test_every_assignment_happens_once_in_an_eager_step(name: str, path: str, times: int) -> None:
     assert counted(runs.eager(name), path) == times
 
 
-def test_moving_averages_move_once_per_call() -> None:
+@pytest.mark.parametrize(
+    ("name", "calls"),
+    [
+        pytest.param(name, calls, marks=runs.marks(name))
+        for name, calls in {
+            "batchnorm": STEPS,
+            "substituted": 2 * STEPS,
+            "adversarial": STEPS,
+        }.items()
+    ],
+)
+def test_moving_averages_move_once_per_call(name: str, calls: int) -> None:
     momentum = 0.99  # of BatchNormalization, by default
-    for name, calls in {"batchnorm": STEPS, "substituted": 2 * STEPS, "adversarial": STEPS}.items():
-        trace = runs.compiled(name)
-        moved = trace.state["model/layers/1/moving_variance"]
-        # From ones, towards variances of tanh that lie between 0 and 1.
-        assert (moved > momentum**calls).all()
-        assert (moved < 1).all()
-        assert (moved > momentum ** (calls + 1)).all()
+    moved = runs.compiled(name).state["model/layers/1/moving_variance"]
+    # From ones, towards variances of tanh that lie between 0 and 1.
+    assert (moved > momentum**calls).all()
+    assert (moved < 1).all()
+    assert (moved > momentum ** (calls + 1)).all()
 
 
-def test_frozen_copies_stay_and_averages_follow() -> None:
-    trace = runs.compiled("momentum-encoder")
+@pytest.mark.parametrize("name", runs.cases(["momentum-encoder"]))
+def test_frozen_copies_stay_and_averages_follow(name: str) -> None:
+    trace = runs.compiled(name)
     for i in (0, 1):
         online, slow, target = (
             trace.state[f"{model}/layers/{i}/kernel"] for model in ("model", "slow", "target")

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 from classifier import CLASSES, FEATURES, Classifier, dense, head
+from executions import long_to_compile
 from half_precision import (
     BATCHES,
     clean,  # noqa: F401 - a fixture that every test uses
@@ -25,7 +26,7 @@ from treadle.testing.trace import same_bits
 BACKEND = keras.config.backend()
 
 
-@pytest.mark.long_to_compile
+@long_to_compile
 def test_validation_knows_nothing_of_the_scale() -> None:
     def make() -> Any:
         return Classifier([dense(), keras.layers.BatchNormalization(), head()])
@@ -41,7 +42,7 @@ def test_validation_knows_nothing_of_the_scale() -> None:
     assert history.steps("loss").dtype == np.float32
 
 
-@pytest.mark.long_to_compile
+@long_to_compile
 def test_gradients_in_an_evaluation_leave_the_scale_alone() -> None:
     class Attacked(Classifier):
         def eval_step(self, batch: Any) -> Any:
@@ -57,10 +58,8 @@ def test_gradients_in_an_evaluation_leave_the_scale_alone() -> None:
     assert before["loss_scale/finite_steps"] == 2
 
 
-@pytest.mark.parametrize(
-    "policy",
-    ["mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.long_to_compile)],
-)
+@long_to_compile
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_narrow_layers_learn_as_well(policy: str) -> None:
     keras.config.set_dtype_policy(policy)
     keras.utils.set_random_seed(0)
@@ -102,7 +101,7 @@ def test_some_layers_in_float16_are_enough() -> None:
     )
 
 
-@pytest.mark.long_to_compile
+@long_to_compile
 def test_the_precision_is_part_of_the_configuration_of_a_run(tmp_path: Any) -> None:
     def make() -> Any:
         return Classifier([dense(), head()])

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from executions import long_to_compile, once
 from half_precision import EAGER
 from keras import ops
 from keras.optimizers import schedules
@@ -25,7 +26,8 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(ROWS * BATCHES, 3))
 Y = X.sum(axis=1, keepdims=True) + 0.1 * RNG.normal(size=(ROWS * BATCHES, 1))
 EXECUTIONS = pytest.mark.parametrize(
-    "options", [pytest.param(None, id="compiled"), pytest.param(EAGER, id="eager")]
+    "options",
+    [pytest.param(None, id="compiled"), pytest.param(EAGER, id="eager", marks=long_to_compile)],
 )
 
 
@@ -184,17 +186,21 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "adam": keras.optimizers.Adam,
 }
 TRIED = [("sgd", "exponential"), ("adam", "cosine")]
+# Each rate with one of the optimizers.
+OTHERS = [(list(OPTIMIZERS)[i % 2], rate) for i, rate in enumerate(RATES)]
+*FURTHER, OWN = (pair for pair in OTHERS if pair not in TRIED)
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "rate"),
+    ("optimizer", "rate", "options"),
     [
-        pytest.param(o, r, marks=() if (o, r) in TRIED else pytest.mark.long)
-        for o in OPTIMIZERS
-        for r in RATES
+        *((*tried, None) for tried in TRIED),
+        *(pytest.param(*tried, EAGER, marks=once) for tried in TRIED),
+        # Keras computes the others with the same functions as these.
+        *(pytest.param(*x, None, marks=(pytest.mark.long, once)) for x in FURTHER),
+        pytest.param(*OWN, None, marks=pytest.mark.long),
     ],
 )
-@EXECUTIONS
 def test_training_is_that_of_numpy(optimizer: str, rate: str, options: Any, tmp_path: Path) -> None:
     make, value = RATES[rate]
     task = Net(OPTIMIZERS[optimizer](make()))
@@ -262,6 +268,7 @@ def test_clipping_accumulation_and_averages_are_those_of_numpy(options: Any) -> 
         assert far(found, expected) < TOLERANCE
 
 
+@long_to_compile
 @EXECUTIONS
 def test_a_resumed_run_has_the_same_bits(options: Any, tmp_path: Path) -> None:
     def run(directory: Path, stop: int = 0) -> Any:
@@ -407,6 +414,7 @@ class Bare(treadle.Task):
         return ops.mean(batch["x"])
 
 
+@long_to_compile
 def test_another_precision_sets_everything_back() -> None:
     def trained(kind: str) -> Any:
         keras.backend.clear_session()

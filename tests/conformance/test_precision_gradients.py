@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 from classifier import FEATURES, ROWS, head
+from executions import long_to_compile
 from half_precision import (
     BATCHES,
     EXECUTIONS,
@@ -96,8 +97,12 @@ class InBranches(Gradients):
 
 DIFFERENTIATED = pytest.mark.parametrize(
     "kind",
-    [Gradients, SecondDerivatives, Penalty, InBranches],
-    ids=["plain", "inner-step", "penalty", "in-branches"],
+    [
+        pytest.param(SecondDerivatives, id="inner-step"),
+        pytest.param(InBranches, id="in-branches"),
+        pytest.param(Gradients, id="plain", marks=long_to_compile),
+        pytest.param(Penalty, id="penalty", marks=long_to_compile),
+    ],
 )
 
 
@@ -116,6 +121,7 @@ def found_by(trace: Any) -> list[Any]:
     return found
 
 
+@long_to_compile
 @DIFFERENTIATED
 @EXECUTIONS
 def test_gradients_are_true_where_float16_has_none(kind: Any, options: Any) -> None:
@@ -139,6 +145,7 @@ def tensor(array: Any) -> Any:
     return ops.convert_to_tensor(array)
 
 
+@long_to_compile
 def test_several_losses_and_inputs_in_float16() -> None:
     class Several(Gradients):
         def differentiated(self, x: Any) -> Any:

@@ -5,8 +5,10 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import runs
 from cases import CASES, batches_of
 from classifier import FEATURES, ROWS, Classifier, batches, dense, head
+from executions import long_to_compile, once
 from gradient_tasks import TwoModels
 from half_precision import (
     EXECUTIONS,
@@ -32,7 +34,7 @@ WHOLE = """
 """.split()  # noqa: SIM905 - a list of strings would take a page
 
 
-# By default those that differ most in what must be undone.
+# On each backend those that differ most in what must be undone; the others on PyTorch.
 OFTEN = (
     "adam",
     "multi-optimizer",
@@ -42,10 +44,13 @@ OFTEN = (
     "cond",
     "for-each",
 )
+RARELY = (pytest.mark.long, once)
 
 
+@long_to_compile
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in OFTEN else pytest.mark.long) for n in WHOLE]
+    "name",
+    [pytest.param(n, marks=runs.marks(n) if n in OFTEN else RARELY) for n in WHOLE],
 )
 def test_an_overflowing_step_is_undone_whole(name: str) -> None:
     runner = Runner(half(CASES[name].make), batches_of(name, 1)[0], treadle.Options(checked=True))
@@ -127,6 +132,7 @@ def test_one_overflow_of_several_gradients_undoes_them_all(options: Any) -> None
             np.testing.assert_allclose(trace.state[path], value, rtol=1e-3, err_msg=path)
 
 
+@long_to_compile
 def test_windows_agree_bit_for_bit_and_compiled_equals_eager() -> None:
     good, bad = (1.0, 1.0), (1.0, 1e15)
     sequence = poisoned_batches(good, bad, good, good, bad, good, good)
@@ -154,7 +160,7 @@ def test_windows_agree_bit_for_bit_and_compiled_equals_eager() -> None:
 # In a loop
 
 
-@pytest.mark.long_to_compile
+@long_to_compile
 def test_an_undone_step_counts_in_no_mean_and_ends_no_run() -> None:
     good, infinite = (1.0, 1.0), (1e30, 1.0)
     with loop_of(half(Poisoned)) as loop:
@@ -169,7 +175,7 @@ def test_an_undone_step_counts_in_no_mean_and_ends_no_run() -> None:
     assert int(loop.state.arrays()["optimizers/critic/iterations"]) == 3
 
 
-@pytest.mark.long_to_compile
+@long_to_compile
 def test_a_batch_that_holds_nan_still_ends_the_run() -> None:
     batch = poisoned_batches((1.0, np.nan))[0]
     with (
@@ -197,7 +203,7 @@ class Root(Classifier):
         return {"loss": treadle.minimize(objective, variables, self.optimizer)}
 
 
-@pytest.mark.long_to_compile
+@long_to_compile
 def test_a_scale_that_falls_for_ever_ends_the_run() -> None:
     why = (
         r"gradients are not finite at step 4, .*not even with a loss scale of 2\*\*-14.*division by"

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,11 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from executions import EXECUTIONS
 from keras import ops
 
 import treadle
+from tests.forked import python
 from treadle import data
 from treadle.errors import StepError
 
@@ -97,7 +98,7 @@ def test_predictions_do_not_share_memory_with_the_data() -> None:
         np.testing.assert_array_equal(found, X)
 
 
-@pytest.mark.parametrize("execution", ["auto", "eager"])
+@EXECUTIONS
 def test_predictions_keep_their_structure(execution: str) -> None:
     def both(task: Any, x: Any) -> Any:
         logits = forward(task, x)
@@ -200,9 +201,9 @@ print(json.dumps({"size": result.nbytes, "more": peak() - before}))
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads memory from /proc")
 def test_predictions_are_in_memory_once() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", MEMORY, "32000"], capture_output=True, text=True, check=True
+        [python(), "-c", MEMORY, "16000"], capture_output=True, text=True, check=True
     )
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found["size"] == 32000 * 4096 * 4  # 500 MiB
+    assert found["size"] == 16000 * 4096 * 4  # 250 MiB
     # Two copies would be twice the size; the outputs of a window are there as well.
     assert found["more"] < 1.5 * found["size"]

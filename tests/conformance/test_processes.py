@@ -4,7 +4,7 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import pytest
 from cases import CASES
+from executions import long_to_compile
 
 import treadle
 from tests.forked import python
@@ -79,16 +80,10 @@ RESULTS = (
 )
 MORE = (
     *("accumulating", "fewer-rows-than-processes", "short-batch-1", "short-batch-41", "streamed"),
-    *("recipe-maml", "recipe-wgan-gp", "recipe-mnist-gan", "recipe-distillation"),
-    *("recipe-self-supervised", "recipe-char-lm"),
+    *("recipe-maml", "recipe-wgan-gp", "recipe-distillation", "recipe-self-supervised"),
+    "recipe-char-lm",  # TensorFlow has another adversarial one
 )
-# Without wgan-gp: its gradient penalty is not continuous, and on some processors TensorFlow rounds
-# in another way for other batch sizes. A variable then differs by 6e-3 (docs/devices.md).
-MORE_ON_TENSORFLOW = (
-    *("reference", "accumulating", "tokens-accumulated", "gathered", "streamed"),
-    *("fewer-rows-than-processes", "short-batch-1", "short-batch-41"),
-    *("recipe-maml", "recipe-mnist-gan", "recipe-self-supervised"),
-)
+MORE_ON_TENSORFLOW = ("accumulating", "fewer-rows-than-processes", "recipe-mnist-gan")
 FAILURES = {
     "sum-of-losses": (
         r"train_step on 2 processes: a loss is \S+, but \S+ for the whole batch\. Each process "
@@ -166,46 +161,58 @@ FAILURES = {
 }
 # Not "eager", whose losses differ by 2.9e-5 if XLA optimizes less, as in the short suite.
 ON_JAX = (
-    *("reference", "fewer-rows-than-processes", "short-batch-1", "streamed", "sharded"),
+    *("reference", "short-batch-1", "streamed", "sharded"),
     "predicted",
 )
 TOGETHER = (*RESULTS, *FAILURES)
 REFUSED = ("add-loss", "for-each", "critic-steps")  # sums over examples, and parts of a batch
 OF_TENSORFLOW = ("poisson-draw", "concrete-function", "own-function")
-ON_TENSORFLOW = ("reference", "sharded", "sum-of-losses", "shuffled-rows", *OF_TENSORFLOW)
-"""On TensorFlow, others are `long`: each compiles a program for one process, to compare with."""
+ON_TENSORFLOW = (
+    *("reference", "eager", "gathered", "masked", "sharded", "predicted", "metric-results"),
+    *("sum-of-losses", "variable-of-own-rows", "loop-over-rows", "shuffled-rows"),
+    *OF_TENSORFLOW,
+)
+"""TensorFlow has the rules of PyTorch: an example of each, as every check compiles two programs."""
 
 
-def of_backend(names: Iterable[str]) -> list[Any]:
-    """Return the checks that the backend has; on TensorFlow, long ones are marked."""
-    if not TENSORFLOW:
-        return [name for name in names if name not in OF_TENSORFLOW]
-    return [
-        name if name in ON_TENSORFLOW else pytest.param(name, marks=pytest.mark.long)
-        for name in names
-        if name != "on-values"  # a graph has no values that Python may read
-    ]
+OFTEN = ("reference", "gathered", "sharded", "metric-results", "coupled-examples")
+"""The checks of the default selection on PyTorch."""
 
 
-def together(name: str) -> Sequence[str]:
-    """Return the checks that run in the same processes."""
-    if not TENSORFLOW:
-        return [name for name in TOGETHER if name not in OF_TENSORFLOW]
-    others = [name for name in TOGETHER if name not in (*ON_TENSORFLOW, "on-values")]
-    return ON_TENSORFLOW if name in ON_TENSORFLOW else others
+def of_backend(names: Iterable[str]) -> list[str]:
+    """Return the checks of the backend."""
+    if TENSORFLOW:
+        return [name for name in names if name in ON_TENSORFLOW]
+    return [name for name in names if name not in OF_TENSORFLOW]
+
+
+def marked(names: Iterable[str]) -> list[Any]:
+    """Return the checks of the backend as parameters: most are for `--all`."""
+    long = pytest.mark.long
+    return [pytest.param(x, marks=() if x in OFTEN else long) for x in of_backend(names)]
+
+
+@pytest.fixture(scope="module")
+def together(pytestconfig: pytest.Config) -> list[str]:
+    """The checks that two processes run, one after another."""
+    return of_backend(TOGETHER if pytestconfig.option.all else OFTEN)
 
 
 @by_rows
-@pytest.mark.parametrize("name", of_backend(RESULTS))
-def test_two_processes_give_what_one_gives(found: Any, name: str) -> None:
-    apart, where = found(2, name, *together(name))
+@long_to_compile
+@pytest.mark.parametrize("name", marked(RESULTS))
+def test_two_processes_give_what_one_gives(found: Any, together: list[str], name: str) -> None:
+    apart, where = found(2, name, *together)
     assert apart <= CLOSE, where
 
 
 @by_rows
-@pytest.mark.parametrize("name", of_backend(FAILURES))
-def test_what_several_processes_cannot_compute_is_refused(found: Any, name: str) -> None:
-    messages = found(2, name, *together(name))
+@long_to_compile
+@pytest.mark.parametrize("name", marked(FAILURES))
+def test_what_several_processes_cannot_compute_is_refused(
+    found: Any, together: list[str], name: str
+) -> None:
+    messages = found(2, name, *together)
     assert re.fullmatch(rf"\w+: {FAILURES[name]}", messages[0]), messages[0]
     errors = {message.partition(":")[0] for message in messages}
     assert len(errors) == 1 or name == "error-for-some-rows"
@@ -213,21 +220,14 @@ def test_what_several_processes_cannot_compute_is_refused(found: Any, name: str)
 
 @by_rows
 @pytest.mark.long
-@pytest.mark.timeout(600)  # four processes of TensorFlow, perhaps on two busy cores
-@pytest.mark.parametrize("size", [4] if TENSORFLOW else [2, 4])
+@pytest.mark.timeout(600)  # three processes of TensorFlow, perhaps on two busy cores
+@pytest.mark.parametrize("size", [3])
 @pytest.mark.parametrize("name", MORE_ON_TENSORFLOW if TENSORFLOW else ["reference", *MORE])
 def test_however_steps_run_several_processes_give_what_one_gives(
     found: Any, name: str, size: int
 ) -> None:
     more = MORE_ON_TENSORFLOW if TENSORFLOW else ("reference", *MORE)
     apart, where = found(size, name, *more)
-    assert apart <= CLOSE, where
-
-
-@pytest.mark.skipif(not TENSORFLOW, reason="PyTorch runs all cases in three processes")
-@pytest.mark.long
-def test_three_processes_of_tensorflow_give_what_one_gives(found: Any) -> None:
-    apart, where = found(3, "reference", "reference")
     assert apart <= CLOSE, where
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import keras
 import pytest
+from executions import long_to_compile, once
 
 from tests.fuzz import byhand
 from tests.fuzz.checks import Difference, check, script
@@ -31,9 +32,9 @@ from tests.fuzz.program import (
 from tests.fuzz.search import program_of
 
 ROOT = Path(__file__).parents[2]
-# As many as take about a minute: JAX compiles each operation that runs by hand or eagerly, 27
+# As many as take about half a minute: JAX compiles each operation that runs by hand or eagerly, 27
 # processor seconds a program, TensorFlow takes 10 and PyTorch 4. `scripts/fuzz` runs more.
-PROGRAMS = {"jax": 3, "tensorflow": 6, "torch": 15}[keras.config.backend()]
+PROGRAMS = {"jax": 1, "tensorflow": 3, "torch": 8}[keras.config.backend()]
 
 
 class Worker:
@@ -83,6 +84,7 @@ def test_a_random_program_agrees(worker: Worker, seed: int) -> None:
     )
 
 
+@long_to_compile
 @pytest.mark.parametrize("failed", ["window", "resumed", "eager"])
 def test_a_program_that_does_not_agree_is_found_and_shown(failed: str) -> None:
     seen = {
@@ -117,7 +119,7 @@ def test_a_seed_gives_one_program_that_its_description_makes_again() -> None:
         assert program == eval(shown(program), {cls.__name__: cls for cls in classes})
 
 
-@pytest.mark.any_backend
+@once
 def test_batches_by_hand_come_from_the_right_source_and_epoch() -> None:
     calls = (("steps", 2, 0), ("epochs", 1, 1), ("break", 1, 1), ("both", 1, 1), ("steps", 3, 1))
     program = Program(second=Second(), calls=calls)
@@ -129,7 +131,8 @@ def test_batches_by_hand_come_from_the_right_source_and_epoch() -> None:
     ]
 
 
-@pytest.mark.any_backend
+@pytest.mark.long
+@once
 def test_programs_have_every_feature_that_is_not_left_out() -> None:
     def found(without: str = "") -> set[str]:
         made = [program_of(seed, frozenset(FEATURES) - {without}) for seed in range(60)]

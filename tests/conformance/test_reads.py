@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 import numpy as np
-import pytest
+from executions import EXECUTIONS
 from keras import ops
 
 import treadle
@@ -54,7 +54,7 @@ class Reading(treadle.Task):
         return found | {f"inside_{name}": ops.mean(old) for name, old in inside.items()}
 
 
-@pytest.mark.parametrize("execution", ["auto", "eager"])
+@EXECUTIONS
 def test_a_read_is_the_value_at_its_time(execution: Any) -> None:
     options = treadle.Options(execution=execution)
     with treadle.Loop(Reading(), console=False, options=options) as loop:

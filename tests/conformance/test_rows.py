@@ -1,4 +1,4 @@
-"""Rows of a batch and sums over them on PyTorch and TensorFlow, in one process of a group."""
+"""OwnRows of a batch and sums over them on PyTorch and TensorFlow, in one process of a group."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -13,39 +13,33 @@ import treadle
 if keras.config.backend() == "jax":
     pytest.skip("JAX divides batches by itself", allow_module_level=True)
 
-from treadle.backends.processes.rows import Rows, Seen, computing
+from treadle.backends.base import active
+from treadle.distribute.dividing.rows import OwnRows, Seen, computing
 from treadle.errors import StepError
 
 BACKEND = keras.config.backend()
 
 
-def engine_of(group: Any) -> Any:
-    if BACKEND == "torch":
-        from treadle.backends.torch.processes.engine import TorchEngine
-
-        return TorchEngine()
-    from treadle.backends.tensorflow.processes.engine import TensorFlowEngine
-
-    return TensorFlowEngine(group)
-
-
 def process(rank: int) -> Any:
-    """One of two processes, which does not communicate."""
-    group = SimpleNamespace(rank=rank, size=2)
-    return SimpleNamespace(
-        size=2, rank=rank, is_alone=True, note=lambda x: None, engine=engine_of(group)
-    )
+    """The backend of one of two processes, which do not communicate."""
+    if BACKEND == "torch":
+        from treadle.distribute.torch.backend import TorchGroup as Kind
+    else:
+        from treadle.distribute.tensorflow.backend import TensorFlowGroup as Kind
+    found = Kind(active(), SimpleNamespace(rank=rank, size=2))
+    found.is_alone = True
+    return found
 
 
 @pytest.fixture
-def rows() -> Rows:
+def rows() -> OwnRows:
     """All rows of a batch of one, of which the second process has none."""
-    found = Rows(process(0), 1, Seen())
+    found = OwnRows(process(0), 1, Seen())
     found.total = lambda x: ops.stop_gradient(x)  # type: ignore[method-assign]
     return found
 
 
-def test_a_weighted_mean_in_half_precision_of_many_items(rows: Rows) -> None:
+def test_a_weighted_mean_in_half_precision_of_many_items(rows: OwnRows) -> None:
     loss = treadle.weighted(ops.cast(3.0, "float16"), ops.cast(1e5, "float32"))
     shares = rows.shares({"": loss})
     result, _ = rows.reduced(loss, {"": []}, {"": loss.value}, shares)
@@ -53,7 +47,7 @@ def test_a_weighted_mean_in_half_precision_of_many_items(rows: Rows) -> None:
     assert keras.backend.standardize_dtype(result.value.dtype) == "float16"
 
 
-def test_weighted_scalars_that_are_no_tensors(rows: Rows) -> None:
+def test_weighted_scalars_that_are_no_tensors(rows: OwnRows) -> None:
     variable = keras.Variable(2.0)
     given = (treadle.weighted(0.5, 3), treadle.weighted(variable, 3), treadle.weighted(7, 3))
     found, _ = rows.reduced(given, {}, {}, {})
@@ -83,13 +77,13 @@ DRAWS = {
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="PyTorch's draws are operators of a step")
 @pytest.mark.parametrize("name", DRAWS)
 def test_draws_are_rows_of_the_draw_for_the_whole_batch(name: str) -> None:
-    draw, engine, noted = DRAWS[name], process(0).engine, Seen()
-    with engine.patched(), computing(None, noted):
+    draw, backend, noted = DRAWS[name], process(0), Seen()
+    with backend.patched(), computing(None, noted):
         whole = ops.convert_to_numpy(draw(7, 3))
     found: list[Any] = []
     for rank in (0, 1):  # of four and three rows
-        mine = Rows(process(rank), 7, noted)
-        with engine.patched(), computing(mine):
+        mine = OwnRows(process(rank), 7, noted)
+        with backend.patched(), computing(mine):
             found.append(ops.convert_to_numpy(draw(mine.count, 3)))
     if name == "not-of-rows":
         assert (found[0] == whole).all() and (found[1] == whole).all()
@@ -103,7 +97,7 @@ def test_draws_are_rows_of_the_draw_for_the_whole_batch(name: str) -> None:
 def test_a_draw_whose_shape_depends_on_values() -> None:
     import tensorflow as tf
 
-    from treadle.backends.tensorflow.processes.draws import of_shape
+    from treadle.distribute.tensorflow.replacements import of_shape
 
     with pytest.raises(StepError) as raised:
         tf.function(lambda n: of_shape(tf.zeros, [n]), autograph=False).get_concrete_function(
@@ -117,9 +111,9 @@ def test_a_draw_whose_shape_depends_on_values() -> None:
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="Keras subtracts squares on PyTorch itself")
 @pytest.mark.parametrize("keepdims", [True, False])
-def test_a_variance_far_from_zero_keeps_its_digits(rows: Rows, keepdims: bool) -> None:
+def test_a_variance_far_from_zero_keeps_its_digits(rows: OwnRows, keepdims: bool) -> None:
     x = (1e4 + np.random.default_rng(0).normal(size=(1, 64, 2))).astype("float32")
-    with rows._processes.engine.patched(), computing(rows):
+    with rows._processes.patched(), computing(rows):
         mean, variance = ops.moments(x, [0, 1], keepdims)
     assert mean.shape == ((1, 1, 2) if keepdims else (2,))
     np.testing.assert_allclose(np.ravel(variance), x.var((0, 1), dtype="float64"), rtol=1e-3)

@@ -1,12 +1,14 @@
 """What `treadle.load_run` returns is what the run computed, on each backend."""
 
 import numpy as np
+from executions import long_to_compile
 from keras import ops
 from loops import arrays, loop_of, make, same, source
 
 import treadle
 
 
+@long_to_compile
 def test_a_loaded_run_is_the_run(tmp_path):
     task = make()
     with loop_of(task, directory=tmp_path / "run") as loop:

@@ -6,9 +6,12 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from executions import long_to_compile
 
 import treadle
 from treadle.schedules import Cyclic, OneCycle, Piecewise, WarmUp
+
+pytestmark = long_to_compile
 
 # From the formulas of Smith 2017 by hand; the first three with the paper's own bounds for CIFAR-10.
 # In exp_range the triangle 1, 2, 3, 2, 1 is multiplied by 1, 1/2, 1/4, 1/8, 1/16.

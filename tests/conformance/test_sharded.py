@@ -18,9 +18,12 @@ from tests.forked import python
 from treadle.doctor.recorded import Recorded
 from treadle.errors import DirectoryError
 
-pytestmark = pytest.mark.skipif(
-    keras.config.backend() != "torch", reason="test_processes has a short test on each backend"
-)
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(
+        keras.config.backend() != "torch", reason="test_processes has a test on each backend"
+    ),
+]
 PROGRAM = str(Path(__file__).parent / "on_shards.py")
 OF_BOTH = {
     "other-forms": (
@@ -98,7 +101,7 @@ def test_the_same_number_of_processes_resumes_bit_for_bit(found: Any) -> None:
     assert record["calls"][0]["train"] == {"sharded": True}
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize("workers", [1, 4])
 def test_another_number_of_processes_resumes_with_other_batches_and_says_so(
     found: Any, tmp_path: Path, workers: int
 ) -> None:

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 from classifier import Classifier, batches, dense, head
+from executions import long_to_compile
 
 import treadle
 from treadle.testing import compiled_equals_eager, fused_equals_unfused, run_steps
@@ -27,21 +28,26 @@ def two_epochs() -> list[Any]:
     return [(x[i, :SHORT], y[i, :SHORT]) if i % 3 == 2 else (x[i], y[i]) for i in range(len(x))]
 
 
-def test_windows_end_at_it_and_change_no_bit() -> None:
-    fused_equals_unfused(make, two_epochs(), partitions=((2,), (3,), (6,)))
+@pytest.mark.parametrize(
+    "windows", [(6,), *(pytest.param(x, marks=long_to_compile) for x in ((2,), (3,)))]
+)
+def test_windows_end_at_it_and_change_no_bit(windows: tuple[int, ...]) -> None:
+    fused_equals_unfused(make, two_epochs(), partitions=(windows,))
 
 
+@long_to_compile
 def test_compiled_is_close_to_eager() -> None:
     compiled_equals_eager(make, two_epochs())
 
 
+@long_to_compile
 def test_each_form_is_compiled_once() -> None:
     runner = Runner(make(), two_epochs()[0])
     runner.run(two_epochs() * 2, (2,))
     assert runner.programs <= 2
 
 
-@pytest.mark.long_to_compile
+@long_to_compile
 def test_rows_are_counted_as_what_they_are() -> None:
     trace = run_steps(make(), two_epochs(), windows=(6,))
     assert trace.values["loss"].shape == (6,)

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 from classifier import CLASSES, FEATURES, Classifier, dense, head
+from executions import long_to_compile, once
 from loops import make, same
 
 import treadle
@@ -40,7 +41,7 @@ def reads_now_and_then(loop: treadle.Loop, step: int) -> Any:
     readings: dict[int, Callable[[], Any]] = {
         3: lambda: np.array(model.weights[0]),
         18: lambda: loop.evaluate(rows()),
-        27: lambda: dict(loop.capture({}).state),
+        27: lambda: dict(loop.view.capture({}).state),
         33: model.get_weights,
         39: lambda: float(loop.task.accuracy.result()),
     }
@@ -74,9 +75,9 @@ def assigns_variables(loop: treadle.Loop, step: int) -> Any:
 @body
 def assigns_all_variables(loop: treadle.Loop, step: int) -> None:
     if step == 12:
-        SNAPSHOTS.append(loop.snapshot())
+        SNAPSHOTS.append(loop.view.snapshot())
     if step in (18, 30):
-        loop.restore(SNAPSHOTS[-1])
+        loop.view.restore(SNAPSHOTS[-1])
 
 
 @body
@@ -111,8 +112,19 @@ def seen(
     return found, loop.history.steps("loss").tolist(), loop.state.arrays()
 
 
-@pytest.mark.parametrize("every", ["1 step", "3 steps"])
-@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize(
+    ("name", "every"),
+    [
+        *(
+            pytest.param(x, "1 step", marks=long_to_compile if i % 3 else ())
+            for i, x in enumerate(BODIES)
+        ),
+        *(
+            pytest.param(x, "3 steps", marks=once if i % 3 else long_to_compile)
+            for i, x in enumerate(BODIES)
+        ),
+    ],
+)
 def test_a_body_sees_the_state_of_its_step(name: str, every: str) -> None:
     # With `window=1` each step is a call of its own, and nothing runs ahead.
     expected, losses, state = seen(BODIES[name], every, Options(window=1))
@@ -159,6 +171,7 @@ class NotANumberLater(Dropped):
         return {"loss": keras.ops.where(bad, float("nan"), values["loss"])}
 
 
+@long_to_compile
 def test_a_loss_that_is_not_finite_ends_the_run_at_its_step() -> None:
     states: list[dict[str, Any]] = []
     for options in (Options(window=1), None):
@@ -217,6 +230,7 @@ def _restoring(rows_of_epoch: int, options: Options | None) -> tuple[list[float]
     return loop.history.steps("loss").tolist(), loop.state.arrays()
 
 
+@long_to_compile
 def test_two_forms_of_batches_share_variables() -> None:
     (expected, state), (losses, ahead_state) = (
         _restoring(4 * STEPS + 2, options) for options in (Options(window=1), None)
@@ -225,6 +239,7 @@ def test_two_forms_of_batches_share_variables() -> None:
     same(ahead_state, state)
 
 
+@long_to_compile
 def test_two_loops_share_variables() -> None:
     found: list[list[Any]] = []
     for options in (Options(window=1), None):
@@ -235,9 +250,9 @@ def test_two_loops_share_variables() -> None:
         for i in range(14):
             losses.append(next(steps)["loss"])
             if i == 2:
-                kept = one.snapshot()
+                kept = one.view.snapshot()
             if i in (5, 11):
-                one.restore(kept)
+                one.view.restore(kept)
             losses.append(next(other_steps)["loss"])
             losses.append(next(other_steps)["loss"])
         steps.close()
@@ -275,6 +290,7 @@ def test_threads_may_read_variables() -> None:
     same(loop.state.arrays(), expected[2])
 
 
+@long_to_compile
 @pytest.mark.skipif(not JAX, reason="calls Python by a function of JAX")
 def test_a_step_that_calls_python_does_not_run_ahead() -> None:
     import jax

@@ -9,15 +9,22 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 import pytest
+from executions import EAGER, long_to_compile, once
 from keras import ops
 
 import treadle
 from treadle import data
 from treadle.errors import StepError
 
-EXECUTIONS = ("compiled", "eager")
+EXECUTIONS = ("compiled", EAGER)
+EAGER_ONCE = ("compiled", pytest.param("eager", marks=once))
 ROWS = 4
-SEEDS = [0, range(1, 6), pytest.param(range(6, 60), marks=pytest.mark.long, id="many")]
+MANY = range(6, 26 if keras.config.backend() == "torch" else 11)  # XLA compiles each
+SEEDS = [
+    0,
+    pytest.param(range(1, 6), marks=long_to_compile, id="some"),
+    pytest.param(MANY, marks=pytest.mark.long, id="many"),
+]
 
 
 class Pair(NamedTuple):
@@ -169,7 +176,7 @@ class Passing(treadle.Task):
         return {name: told(x) for name, x in found.items()}
 
 
-@pytest.mark.parametrize("execution", EXECUTIONS)
+@pytest.mark.parametrize("execution", EAGER_ONCE)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_steps_get_and_functions_return_the_structures_they_were_given(
     seed: Any, execution: str
@@ -233,7 +240,7 @@ def sources_of(structure: Any) -> dict[str, tuple[Any, list[Any], Any]]:
     }
 
 
-@pytest.mark.parametrize("execution", EXECUTIONS)
+@pytest.mark.parametrize("execution", EAGER_ONCE)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_batches_of_every_source_have_their_structure(seed: Any, execution: str) -> None:
     for structure in structures_of(seed):
@@ -251,7 +258,7 @@ def test_batches_of_every_source_have_their_structure(seed: Any, execution: str)
             )
 
 
-@pytest.mark.parametrize("execution", EXECUTIONS)
+@pytest.mark.parametrize("execution", EAGER_ONCE)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_predict_and_call_return_the_structures_of_their_functions(
     seed: Any, execution: str

@@ -88,7 +88,8 @@ def test_a_variable_of_a_strategy_is_named() -> None:
         w = tf.Variable(1.0)
     assert refused(ConfigurationError, lambda x, y: w.assign_add(1.0) + 0.0, w=w) == (
         "w was created under tf.distribute.MirroredStrategy, but a loop trains on one device: "
-        "create the task, and train, outside of strategy.scope()"
+        "create the task, and train, outside of strategy.scope(). Several devices train with "
+        "treadle.setup(devices=…) on JAX, or in several processes (treadle launch)"
     )
 
 

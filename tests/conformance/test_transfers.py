@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 from classifier import FEATURES, Classifier, dense, head
+from executions import long_to_compile
 from loops import WithEverything, loop_of, make, same, source
 
 import treadle
@@ -75,13 +76,16 @@ def trained(
     loop = loop_of(make(task), options=STREAMED)
     with loop:
         for _ in loop.epochs():
-            for _ in loop.steps(source(), every="2 steps"):
-                places.append((loop.progress.epoch, loop.progress.batch, loop.capture({}).source))
+            for _ in loop.steps(source(rows=40), every="2 steps"):
+                places.append(
+                    (loop.progress.epoch, loop.progress.batch, loop.view.capture({}).source)
+                )
                 if loop.progress.step >= steps:
                     loop.stop("enough")
     return loop.state.arrays(), loop.history.steps("loss").tolist(), places
 
 
+@long_to_compile
 def test_windows_copied_ahead_change_no_bit_and_no_position(accelerator: StandIn) -> None:
     state, losses, places = trained()
     with pytest.MonkeyPatch.context() as patch:

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 from classifier import CLASSES, FEATURES, Classifier, dense, head
+from executions import long_to_compile
 from keras import ops
 
 import treadle
@@ -81,30 +82,33 @@ def same(found: Any, expected: Any) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("make", [drawing, plain, convolving])
-def test_data_on_the_device_streamed_and_read_one_by_one_agree_bit_for_bit(make: Any) -> None:
-    expected, resident = trained(make, source(), data_on_device=True)
-    streamed, loop = trained(make, source(), data_on_device=False)
+@pytest.mark.parametrize(
+    ("make", "rows", "windows"), [(drawing, ROWS, (1, 3)), (convolving, EVEN, (5,))]
+)
+def test_data_on_the_device_streamed_and_read_one_by_one_agree_bit_for_bit(
+    make: Any, rows: int, windows: tuple[int, ...]
+) -> None:
+    expected, resident = trained(make, source(rows), rows=EVEN, data_on_device=True)
+    streamed, loop = trained(make, source(rows), rows=EVEN, data_on_device=False)
     same(streamed, expected)
-    for window in (1, 3, 64):
-        same(trained(make, source(), window=window)[0], expected)
+    for window in windows:
+        same(trained(make, source(rows), rows=EVEN, window=window)[0], expected)
     if "eager" not in resident.plan:
         assert "data on the device" in resident.plan
         assert "data streamed" in loop.plan
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("make", [drawing, convolving])
-def test_a_stream_of_the_same_batches_agrees_bit_for_bit(make: Any) -> None:
+def test_a_stream_of_the_same_batches_agrees_bit_for_bit() -> None:
     x, y = arrays()
 
     def stream() -> Iterator[Any]:
         for first in range(0, ROWS, 8):
             yield x[first : first + 8], y[first : first + 8]
 
-    expected, _ = trained(make, source(shuffle=False))
-    same(trained(make, stream)[0], expected)
-    same(trained(make, stream, window=5)[0], expected)
+    expected, _ = trained(drawing, source(shuffle=False), rows=EVEN)
+    same(trained(drawing, stream, rows=EVEN)[0], expected)
+    same(trained(drawing, stream, rows=EVEN, window=5)[0], expected)
 
 
 def test_programs_are_few_and_counted() -> None:
@@ -117,8 +121,8 @@ def test_programs_are_few_and_counted() -> None:
 
 
 def test_single_steps_agree_with_windows() -> None:
-    fused, loop = trained(plain, source(), fused=True)
-    single, alone = trained(plain, source(), fused=False)
+    fused, loop = trained(plain, source(EVEN), rows=EVEN, fused=True)
+    single, alone = trained(plain, source(EVEN), rows=EVEN, fused=False)
     for path, value in fused.items():
         np.testing.assert_allclose(single[path], value, rtol=2e-4, atol=1e-5, err_msg=path)
     if "eager" not in loop.plan:
@@ -126,19 +130,28 @@ def test_single_steps_agree_with_windows() -> None:
         assert alone.plan.startswith("single steps, ")
 
 
-@pytest.mark.cpu_only(reason="elsewhere XLA compiles the whole window")
+@long_to_compile
+@pytest.mark.usefixtures("assumes_cpu")  # elsewhere XLA compiles the whole window
 @pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="the others have one loop each")
-def test_a_step_that_xla_compiles_alone_agrees_for_all_windows() -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"window": 3},
+        pytest.param({"window": 1}, marks=pytest.mark.long),
+        pytest.param({"data_on_device": False}, marks=pytest.mark.long),
+    ],
+    ids=str,
+)
+def test_a_step_that_xla_compiles_alone_agrees_for_all_windows(options: Any) -> None:
     def run(**options: Any) -> tuple[Any, treadle.Loop]:
-        return trained(convolving, source(), rows=EVEN, **options)
+        return trained(convolving, source(EVEN), epochs=1, rows=EVEN, **options)
 
     graph, loop = run()
     assert loop.plan.startswith("windows of up to 256, graph (XLA convolves")
     expected, loop = run(jit=True, fused=True)
     assert loop.plan.startswith("windows of up to 256, XLA, ")
-    assert loop.costs.programs == 2  # full batches and the short one
-    for options in ({"window": 1}, {"window": 3}, {"data_on_device": False}):
-        same(run(jit=True, fused=True, **options)[0], expected)
+    assert loop.costs.programs == 1
+    same(run(jit=True, fused=True, **options)[0], expected)
     for path, value in graph.items():
         np.testing.assert_allclose(expected[path], value, rtol=2e-4, atol=1e-5, err_msg=path)
 
@@ -226,6 +239,7 @@ def test_arrays_are_put_on_the_device_once_for_all_who_read_them() -> None:
         np.testing.assert_allclose(values["n"], sums, rtol=1e-5, atol=1e-5)
 
 
+@long_to_compile
 @pytest.mark.skipif(keras.config.backend() != "jax", reason="the others need less of it")
 @pytest.mark.parametrize("fused", [True, False])
 def test_batches_are_made_ready_once(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,13 +259,14 @@ def test_batches_are_made_ready_once(fused: bool, monkeypatch: pytest.MonkeyPatc
     assert sum(made) == (1 if fused else 5)
 
 
+@long_to_compile
 def test_a_data_set_that_is_too_large_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("treadle.steps.planning.DEVICE_BYTES", 100)
     _, loop = trained(plain, source(), epochs=1)
     assert "eager" in loop.plan or "data streamed" in loop.plan
 
 
-@pytest.mark.long_to_compile
+@long_to_compile
 def test_measuring_changes_nothing_and_says_what_keeps_it() -> None:
     measured, loop = trained(drawing, source(), epochs=1, execution="measure")
     assert "measured, per step: " in loop.plan
@@ -307,26 +322,31 @@ class Texts(Classifier):
         return {**results, "again": tf.strings.to_number(text)}
 
 
+def texts() -> Classifier:
+    return Texts([dense(), keras.layers.Dropout(0.3, seed=1), head()])
+
+
+@long_to_compile
 @pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="XLA is a choice")
 def test_a_step_that_xla_refuses_is_a_graph() -> None:
-    def make() -> Classifier:
-        return Texts([dense(), keras.layers.Dropout(0.3, seed=1), head()])
-
     def run(**options: Any) -> tuple[Any, treadle.Loop]:
-        return trained(make, source(EVEN), epochs=1, rows=EVEN, **options)
+        return trained(texts, source(EVEN), epochs=1, rows=EVEN, **options)
 
     expected, loop = run()
     assert loop.plan.startswith("windows of up to 256, graph (XLA: Detected unsupported operations")
-    for data_on_device in (True, False):
-        found, loop = run(fused=False, data_on_device=data_on_device)
-        assert loop.plan.startswith("single steps, graph (XLA: Detected unsupported operations")
-        for path, value in expected.items():
-            np.testing.assert_allclose(found[path], value, rtol=2e-4, atol=1e-5, err_msg=path)
-    _, loop = run(execution="measure")
+    found, loop = run(fused=False, data_on_device=False)
+    assert loop.plan.startswith("single steps, graph (XLA: Detected unsupported operations")
+    for path, value in expected.items():
+        np.testing.assert_allclose(found[path], value, rtol=2e-4, atol=1e-5, err_msg=path)
+    with pytest.raises(StepError, match=r"^train_step cannot be compiled: XLA: Detected un"):
+        run(jit=True)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="XLA is a choice")
+def test_measuring_leaves_out_a_plan_that_xla_refuses() -> None:
+    _, loop = trained(texts, source(EVEN), epochs=1, rows=EVEN, execution="measure")
     assert "measured, per step: " in loop.plan and "XLA" not in loop.plan
-    for fused in (True, False):
-        with pytest.raises(StepError, match=r"^train_step cannot be compiled: XLA: Detected un"):
-            run(fused=fused, jit=True)
 
 
 def test_a_step_that_cannot_be_compiled_is_an_error_if_compilation_was_requested() -> None:

@@ -86,6 +86,7 @@ class Place:
             "replay": ["replay", directory, "--step", str(STEP), "--json"],
             "runs": ["runs", directory],
             "log": ["log", directory],
+            "report": ["report", directory, "--out", str(self.root / "report.html")],
         }[name]
 
     def _refill(self, kind: str | None) -> None:
@@ -103,12 +104,13 @@ class Place:
 
 
 WRITING = ("run", "run --fresh", "resume")
-COMMANDS = (*WRITING, "evaluate", "replay", "runs", "log")
+READING = ("evaluate", "replay", "runs", "log", "report")
+COMMANDS = (*WRITING, *READING)
 
 
 def result(place: Place, kind: str, command: str, out: Outcome) -> Any:
     """Return what a command that succeeded computed, without times."""
-    if command in ("runs", "log"):
+    if command in ("runs", "log", "report"):
         return None
     printed = _without(json.loads(out.stdout[out.stdout.index("{") :]), TIMES | COMPARED)
     written = command == "run --fresh" or (command in WRITING and kind in ("killed", "failed"))

@@ -3,10 +3,13 @@
 import re
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from pathlib import Path
 from random import Random
 from typing import Any
 
-from .bases import COMMANDS, KINDS, Place, result, tree
+from treadle.checkpoint.format import DIGEST, MANIFEST, digest_line
+
+from .bases import COMMANDS, KINDS, READING, Place, result, tree
 from .damages import SECRET, drawn
 from .running import MEMORY, Outcome, run
 
@@ -25,7 +28,7 @@ class Case:
         file: What was damaged.
         damage: How.
         faults: What is wrong, as short sentences.
-        answer: "equal" or "refused".
+        answer: "equal", "refused", or "forged": other results, from a forged manifest.
         message: What the command printed.
         seconds: How long it took.
     """
@@ -68,12 +71,17 @@ class Cases:
         """Run one case."""
         chance, place = Random(f"{seed} {number}"), self._place
         kind, command = chance.choice(list(self._expected))
+        in_turn = None
+        if number % 2:  # in each second case, one file of a finished run after the other
+            kind, in_turn = "finished", number // 2
+            command = chance.choice([of for with_kind, of in self._expected if with_kind == kind])
         place.restore(kind)
-        file, name, damage = drawn(place.run, chance)
+        file, name, damage = drawn(place.run, chance, in_turn)
         damage(place.run / file, chance, place.outside)
         case = Case(number, kind, command, file, name)
+        forged = name == "content changed" and _is_forged(place.run / file)
         before = tree(place.outside)
-        inside = tree(place.run) if command in ("runs", "log", "evaluate", "replay") else None
+        inside = tree(place.run) if command in READING else None
         out = run(place, place.command(command, kind))
         case.message, case.seconds = (out.stderr + out.stdout)[-3000:], out.seconds
         case.faults = _faults_of_output(out, place)
@@ -85,10 +93,10 @@ class Cases:
         case.answer = "refused"
         if out.code == 0:
             case.answer = "equal"
-            self._compare(case, out)
+            self._compare(case, out, forged)
         return case
 
-    def _compare(self, case: Case, out: Outcome) -> None:
+    def _compare(self, case: Case, out: Outcome, forged: bool) -> None:
         checkpoint = "/".join(case.file.split("/")[1:2])
         damaged_checkpoint = bool(checkpoint) and f"skipped checkpoint {checkpoint}" in out.stderr
         deleted_checkpoint = (
@@ -98,16 +106,18 @@ class Cases:
         )
         if case.command == "evaluate" and (damaged_checkpoint or deleted_checkpoint):
             return  # the one before was used, and that was said
-        if case.file == "epochs.csv" and f"{case.file} is missing" in out.stderr:
-            return  # what it contained is lost, and that was said
+        if case.file == "log.jsonl" and "log.jsonl is missing" in out.stderr:
+            return  # the values logged before are lost, and that was said
+        expected = self._expected[case.kind, case.command]
         try:
             found = result(self._place, case.kind, case.command, out)
+            fault = "" if found == expected else _difference(expected, found)
         except Exception as error:
-            case.faults.append(f"other results: {type(error).__name__}: {str(error)[:200]}")
-            return
-        expected = self._expected[case.kind, case.command]
-        if found != expected:
-            case.faults.append(f"other results: {_difference(expected, found)}")
+            fault = f"{type(error).__name__}: {str(error)[:200]}"
+        if fault and forged:
+            case.answer = "forged"
+        elif fault:
+            case.faults.append(f"other results: {fault}")
 
 
 def _faults_of_output(out: Outcome, place: Place) -> list[str]:
@@ -133,6 +143,16 @@ def _faults_of_output(out: Outcome, place: Place) -> list[str]:
     if out.code in (1, 2) and len(out.stderr) > 4000:
         faults.append(f"a message of {len(out.stderr)} characters")
     return faults
+
+
+def _is_forged(path: Path) -> bool:
+    """Return whether a changed file is a manifest whose hash was changed too.
+
+    Everyone who may write the directory can do that, so nothing can be promised about results.
+    """
+    if path.name != MANIFEST:
+        return False
+    return path.with_name(DIGEST).read_bytes() == digest_line(path.read_bytes())
 
 
 def _changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:

@@ -182,12 +182,15 @@ OF_PASSING: dict[str, Damage] = {
 MOST_FREQUENT = ("content changed",)
 
 
-def drawn(directory: Path, chance: Random) -> tuple[str, str, Damage]:
-    """Draw a file or folder of a run directory, and what is done to it."""
+def drawn(directory: Path, chance: Random, in_turn: int | None = None) -> tuple[str, str, Damage]:
+    """Draw a file or folder of a run directory, or take the next file; draw what is done to it."""
     paths = sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
     # Files that hold more kinds of content are drawn more often.
     often = [name for name in ("run.json", "log.jsonl", "run.json") if name in paths]
     name = chance.choice(chance.choice((paths, paths, often, PASSING)))
+    if in_turn is not None:
+        files = [path for path in paths if (directory / path).is_file()]
+        name = files[in_turn % len(files)]
     path = directory / name
     kinds = OF_PASSING if not path.exists() else OF_FOLDERS if path.is_dir() else OF_FILES
     names = [*kinds, *(kind for kind in MOST_FREQUENT if kind in kinds for _ in range(6))]

@@ -18,7 +18,7 @@ import treadle
 from tests.faults import Disk, Recording
 from treadle.checkpoint import Checkpoints
 from treadle.core.folder import FileSystem, Folder
-from treadle.hooks import curves
+from treadle.hooks import final
 
 from .compared import contents
 from .tiny_task import Tiny
@@ -110,7 +110,7 @@ def train(directory: Path) -> treadle.Loop:
 @contextmanager
 def _patched(files: Recording) -> Generator[None]:
     """Record all operations, save each checkpoint that is due, and draw no curves."""
-    perform, save, draw = FileSystem.perform, Checkpoints.save, curves.draw
+    perform, save, draw = FileSystem.perform, Checkpoints.save, final.draw
 
     def saved(checkpoints: Checkpoints, *args: Any) -> bool:
         checkpoints.settle()  # else one is omitted while the one before is written
@@ -121,12 +121,12 @@ def _patched(files: Recording) -> Generator[None]:
             folder.write(path.name, [b"a picture"])
 
     FileSystem.perform = lambda _, *done: files.perform(*done)  # type: ignore[method-assign]
-    Checkpoints.save, curves.draw = saved, drawn  # type: ignore[method-assign]
+    Checkpoints.save, final.draw = saved, drawn  # type: ignore[method-assign]
     try:
         yield
     finally:
         FileSystem.perform, Checkpoints.save = perform, save
-        curves.draw = draw
+        final.draw = draw
 
 
 def _lose(log: list[Any], before: Path | None, root: Path, after: Path, chance: Random) -> None:

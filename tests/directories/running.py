@@ -16,7 +16,8 @@ from .tiny_task import DIES
 
 SECONDS = 5.0  # of processor time, or without any
 LONGEST = 120.0  # on a busy machine
-MEMORY = 1 << 30
+MEMORY = 600 << 20  # by which a command may grow
+ADDRESSES = 1 << 30
 STACKS = "stacks"  # of a command that takes long
 
 
@@ -86,10 +87,10 @@ def _child(place: Any, arguments: list[str], dies: str, outputs: list[Path]) -> 
         os.environ.pop(DIES, None)
         if dies in ("killed", "failed"):
             os.environ[DIES] = dies
-        most = _size("self") + 3 * MEMORY
+        most = _size("self") + 3 * ADDRESSES
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (ADDRESSES, ADDRESSES))
         faulthandler.dump_traceback_later(SECONDS - 0.5, file=(place.root / STACKS).open("w"))
         from treadle.cli import app
 

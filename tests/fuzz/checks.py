@@ -23,7 +23,7 @@ from keras import ops
 
 import treadle
 from treadle.errors import TreadleWarning
-from treadle.hooks.lines import read_log
+from treadle.hooks.log_file import read_log
 
 from . import byhand
 from .program import Program

@@ -10,8 +10,6 @@ from recipe_runs import make, run
 import treadle
 from treadle.recipes.char_lm import CHARACTERS, decode, encode, inputs_and_targets
 
-pytestmark = pytest.mark.any_backend
-
 SMALL = (
     "width=16",
     "depth=2",
@@ -23,6 +21,7 @@ SMALL = (
 )
 
 
+@pytest.mark.long
 def test_it_learns_and_writes():
     made, loop = run("char-lm", *SMALL, "learning_rate=0.01", epochs=1)
     bits = loop.history.steps("bits_per_character")
@@ -44,6 +43,7 @@ def test_it_learns_and_writes():
     assert sample.startswith("Alice ")
 
 
+@pytest.mark.long
 def test_an_update_is_that_of_the_larger_batch():
     made = make("char-lm", *SMALL)
     reader = made.datasets().train.read(0, seed=0)
@@ -56,7 +56,6 @@ def test_an_update_is_that_of_the_larger_batch():
     )
 
 
-@pytest.mark.every_backend
 @pytest.mark.long
 @pytest.mark.parametrize("execution", ["auto", "eager"])
 def test_activations_that_are_computed_again_give_equal_gradients(execution):
@@ -82,6 +81,7 @@ def half_the_precision():
     keras.config.set_dtype_policy("float32")
 
 
+@pytest.mark.long
 def test_it_trains_in_half_the_precision(half_the_precision):
     made, loop = run("char-lm", *SMALL, "learning_rate=0.01", steps=100)
     bits = loop.history.steps("bits_per_character")

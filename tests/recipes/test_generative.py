@@ -11,8 +11,6 @@ from recipe_runs import make, run
 import treadle
 from treadle.errors import OwnershipError
 
-pytestmark = pytest.mark.any_backend
-
 GRID = (8 * 28, 8 * 28, 1)
 EAGER = treadle.Options(execution="eager")  # some steps of it take less time than compiling
 

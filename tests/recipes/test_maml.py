@@ -10,8 +10,6 @@ from recipe_runs import make, run
 import treadle
 from treadle.recipes.maml import COLORS, MAML, MEASURED_STEPS, draw, mean_squared_error
 
-pytestmark = pytest.mark.any_backend
-
 ERRORS = [f"val_error_{step}" for step in MEASURED_STEPS]
 SMALL = ("tasks=10", "learning_rate=0.005")
 

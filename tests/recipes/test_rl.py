@@ -15,8 +15,6 @@ from treadle.recipes.dqn import DQN, ReplayBuffer
 from treadle.recipes.reinforce import Reinforce, sample_actions
 from treadle.testing import resumed_equals_uninterrupted
 
-pytestmark = pytest.mark.any_backend
-
 EAGER = treadle.Options(execution="eager")
 
 
@@ -191,6 +189,7 @@ def test_each_network_follows_its_own_loss_alone(still):
         assert moved == (name != still)
 
 
+@pytest.mark.long
 def test_dqn_learns_which_action_pays():
     made = make("dqn", "discount=0", "epsilon_decay_steps=100")
     task = made.task
@@ -273,6 +272,7 @@ def small_dqn():
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("started_at_once")
 @pytest.mark.parametrize("make_task", [small_reinforce, small_actor_critic, small_dqn])
 def test_a_killed_run_resumes_in_the_middle_of_its_episodes(make_task):
     resumed_equals_uninterrupted(make_task, steps=12 if make_task is small_dqn else 4)

@@ -8,8 +8,6 @@ from recipe_runs import make, run
 import treadle
 from treadle.recipes.self_supervised import normalized, nt_xent, probe_accuracy
 
-pytestmark = pytest.mark.any_backend
-
 EAGER = treadle.Options(execution="eager")  # some steps of it take less time than compiling
 
 

@@ -7,12 +7,11 @@ from recipe_runs import make, run
 import treadle
 from treadle.recipes.teacher_forcing import WORDS, examples, spelling
 
-pytestmark = pytest.mark.any_backend
-
 STUDENTS = ("student", "alone")
 EAGER = treadle.Options(execution="eager")
 
 
+@pytest.mark.long
 def test_distillation():
     made, loop = run("distillation", "teacher_steps=8", "units=8", "batch_size=50", epochs=3)
     steps = {name: int(o.iterations) for name, o in made.task.optimizers.items()}
@@ -38,6 +37,7 @@ def test_students_differ_only_in_their_training_targets():
         np.testing.assert_array_equal(before, after)
 
 
+@pytest.mark.long
 def test_adversarial_training():
     _, loop = run(
         "adversarial-training",
@@ -71,6 +71,7 @@ def test_an_attack_stays_within_epsilon_and_raises_the_loss():
     assert after > before + 0.1
 
 
+@pytest.mark.long
 def test_teacher_forcing():
     settings = ("units=16", "batch_size=32", "decay_steps=20", "learning_rate=0.002")
     _, loop = run("teacher-forcing", *settings, steps=30)

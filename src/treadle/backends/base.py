@@ -2,21 +2,21 @@
 
 `Backend` is everything that Treadle needs from a framework, as five protocols: the operations and
 the control flow of steps, the execution of programs, the values of variables, facts about devices.
+Methods with a body do what suffices where a framework needs nothing of that kind.
 """
 
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import keras
 
-from ..core.determinism import is_deterministic
 from ..core.keras_internals import warn_if_untested
 from ..core.options import Options
-from ..core.processes import ProcessGroup
+from ..core.process_settings import is_deterministic
 from ..errors import ConfigurationError
 from .plans import Facts, Plan
 from .program import Program
@@ -153,16 +153,21 @@ class Transformations(Protocol):
         ...
 
     def undifferentiated(self) -> AbstractContextManager[Any]:
-        """Return a context in which no intermediate results are stored for a backward pass."""
-        ...
+        """Return a context in which no intermediate results are stored for a backward pass.
+
+        Where they are only stored inside of a differentiation, it is empty.
+        """
+        return nullcontext()
 
     def reads_of(self, written: frozenset[int]) -> AbstractContextManager[Any]:
         """Return a context in which what the user reads of these variables does not change later.
 
+        Where tensors never change, it is empty.
+
         Args:
             written: The ids of the variables that a step assigns.
         """
-        ...
+        return nullcontext()
 
     def gathered(self, x: Tensor) -> Tensor:
         """Return the rows of the whole batch for a tensor with the rows of this process.
@@ -300,15 +305,15 @@ class Execution(Protocol):
         compilers: The names that `Options(compiler=…)` may have besides `"auto"`.
     """
 
-    compilers: Sequence[str]
+    compilers: Sequence[str] = ()
 
     def compiler(self, steps: int | None) -> str:
-        """Return the compiler that `Options(compiler="auto")` stands for.
+        """Return the compiler for `Options(compiler="auto")`, or `"auto"` to use that of the plan.
 
         Args:
             steps: How many steps the first call of the loop trains for, or None if unknown.
         """
-        ...
+        return "auto"
 
     def abstract_run(self, function: Callable[[Any], Any], batch: Any, step: StepContext) -> Scope:
         """Run a step once to create its variables, and discard all assignments.
@@ -351,8 +356,11 @@ class Execution(Protocol):
         ...
 
     def own_random(self) -> AbstractContextManager[Any]:
-        """Return a context that restores the framework's own random state at its end."""
-        ...
+        """Return a context that restores the framework's own random state at its end.
+
+        Where Keras draws from its own seeds only, it is empty.
+        """
+        return nullcontext()
 
     def explain(self, error: Exception) -> str:
         """Return the likely cause of a step's exception and what to do, or an empty string.
@@ -375,11 +383,14 @@ class Variables(Protocol):
 
     def is_native_variable(self, thing: Any) -> bool:
         """Return whether this is a framework variable that is not a Keras variable."""
-        ...
+        return False
 
     def native_children(self, thing: Any) -> Mapping[str, Any] | None:
-        """Return the attributes of a framework module, or None for anything else."""
-        ...
+        """Return the attributes of a framework module, or None for anything else.
+
+        PyTorch's modules are wrapped in `keras.layers.TorchModuleWrapper`, and need none.
+        """
+        return None
 
     def read(self, variable: Variable) -> Any:
         """Return a copy of a variable's value as a NumPy array."""
@@ -428,8 +439,37 @@ class Variables(Protocol):
         ...
 
 
+class Models(Protocol):
+    """The steps that a compiled Keras model has itself."""
+
+    def build_model(self, model: Any, batch: Any) -> None:
+        """Create the variables of a model, its metrics and its optimizer, as Keras' `fit` does.
+
+        Args:
+            model: A compiled model.
+            batch: A batch of NumPy arrays.
+        """
+        ...
+
+    def model_step(self, model: Any, name: str, batch: Any) -> Any:
+        """Call a model's own step as Keras' `fit` does, and return what it returns.
+
+        Args:
+            model: A compiled model.
+            name: `"train_step"`, `"test_step"` or `"predict_step"`.
+            batch: A batch of tensors.
+        """
+        ...
+
+
 class Devices(Protocol):
-    """Facts about the devices that a step runs on."""
+    """Facts about the devices that a step runs on.
+
+    Attributes:
+        bfloat16_pays: Whether bfloat16 is faster than float32 on a CPU that supports it.
+    """
+
+    bfloat16_pays: bool
 
     def computes_on(self) -> dict[str, Any]:
         """Return `devices` and `threads`, on which the bits of results depend."""
@@ -461,33 +501,6 @@ class Devices(Protocol):
         """
         ...
 
-    def join_processes(self, group: ProcessGroup, address: str) -> None:
-        """Connect the framework of this process with that of the others of a group.
-
-        Args:
-            group: The processes.
-            address: The host and port where process 0 coordinates them; the port is free.
-
-        Raises:
-            ConfigurationError: The framework has already started, or cannot connect.
-        """
-        ...
-
-    def summation(self) -> Callable[[Any], Any] | None:
-        """Return a function that sums an array of int32 over all processes, or None.
-
-        None if programs run on the devices of all processes together, or there is one process.
-        """
-        ...
-
-    def computes_own_rows(self, examples: int) -> bool:
-        """Return whether each of several processes needs its rows of a batch only.
-
-        Args:
-            examples: The number of rows of the whole batch.
-        """
-        ...
-
     def refused_distribution(
         self, variables: Sequence[Variable], built: bool
     ) -> RefusedDistribution | None:
@@ -499,12 +512,8 @@ class Devices(Protocol):
         """
         ...
 
-    def bfloat16_pays(self) -> bool:
-        """Return whether the device is a CPU on which bfloat16, if supported, is faster."""
-        ...
 
-
-class Backend(Transformations, ControlFlow, Execution, Variables, Devices, Protocol):
+class Backend(Transformations, ControlFlow, Execution, Models, Variables, Devices, Protocol):
     """The operations that Treadle needs from a framework."""
 
     name: str
@@ -523,6 +532,11 @@ def active() -> Backend:
     return _backends[name]
 
 
+def use(backend: Backend) -> None:
+    """Set the active backend: that of several processes wraps the backend of one."""
+    _backends[backend.name] = backend
+
+
 def repeats_exactly() -> bool:
     """Return whether the same step from the same state gives the same bits again.
 
@@ -532,4 +546,6 @@ def repeats_exactly() -> bool:
 
 
 if keras.config.backend() == "jax":  # as soon as possible, since initial weights are compiled too
-    importlib.import_module("treadle.backends.jax.compile_cache").enable_compile_cache()
+    _compiling = importlib.import_module("treadle.backends.jax.compile_cache")
+    _compiling.compile_fast()
+    _compiling.enable_compile_cache()

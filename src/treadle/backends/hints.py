@@ -1,8 +1,10 @@
 """Explanations of common mistakes, shown below the framework's error message."""
 
+import re
 from collections.abc import Iterator
 
-from ..core.backend_choice import BACKENDS
+from ..core.internals import TITLES
+from ..core.process_settings import BACKENDS
 from .user_code import failed_line, numpy_function
 
 CONDITION = (
@@ -53,7 +55,27 @@ _DEVICE_LOST = (
     "CUDA_ERROR_ASSERT",
     "CUDA_ERROR_ILLEGAL_ADDRESS",
 )
-TITLES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
+MINIMIZE = (
+    "Optimizers of Keras have no `minimize`: write treadle.minimize(objective, self.model, "
+    "self.optimizer), where objective is a function without arguments that returns the loss"
+)
+OPTIMIZERS = (
+    "configure_optimizers is not called: write self.optimizer = keras.optimizers.Adam(0.001) in "
+    "the task's __init__"
+)
+LOG = 'A task has no `log`: end the step with `return {"loss": loss}`, which logs its values'
+ONE_HOT = (
+    "The labels seem to be one-hot vectors, and the loss needs class numbers: use "
+    "keras.losses.CategoricalCrossentropy, or labels of one number a row, as from labels.argmax(-1)"
+)
+CLASSES = (
+    "The labels seem to be class numbers, and the loss needs one-hot vectors: use "
+    "keras.losses.SparseCategoricalCrossentropy, or keras.utils.to_categorical(labels)"
+)
+_SHAPES = re.compile(
+    r"target\.shape=(?:torch\.Size\(\[|\()([\d, ]*)\]?\), "
+    r"output\.shape=(?:torch\.Size\(\[|\()([\d, ]*)\]?\)"
+)
 METHODS = {"backward": "torch", "detach": "torch", "zero_grad": "torch", "requires_grad_": "torch"}
 
 
@@ -67,9 +89,17 @@ def common(error: BaseException, name: str) -> str:
     text = str(error)
     if "create a variable while in a stateless scope" in text:
         return MADE
+    if found := _SHAPES.search(text):
+        return _labels(*(tuple(re.findall(r"\d+", shape)) for shape in found.groups()))
+    if isinstance(error, AttributeError) and error.name == "minimize":
+        return MINIMIZE
+    if isinstance(error, AttributeError) and error.name in ("log", "log_dict"):
+        return LOG if hasattr(error.obj, "train_step") else ""
+    if isinstance(error, AttributeError) and error.name == "optimizer":
+        return OPTIMIZERS if hasattr(error.obj, "configure_optimizers") else ""
     other = next((m for m in modules(error) if m in BACKENDS and m != name), None)
     if isinstance(error, AttributeError):
-        other = METHODS.get(str(error.name))
+        other = METHODS.get(str(error.name), other)
     if name != "torch" and "must be Tensor, not" in text:  # C++ functions have no Python frames
         other = "torch"
     if other is None or other == name:
@@ -79,6 +109,13 @@ def common(error: BaseException, name: str) -> str:
         f"keras.ops and treadle.gradients, which run everywhere, or run it with "
         f"KERAS_BACKEND={other}"
     )
+
+
+def _labels(target: tuple[str, ...], output: tuple[str, ...]) -> str:
+    """Explain why the shape of labels does not fit that of predictions; empty if unknown."""
+    if target == output and len(output) > 1:
+        return ONE_HOT
+    return CLASSES if target in (output[:-1], (*output[:-1], "1")) else ""
 
 
 def numpy_called(error: BaseException) -> str:

@@ -21,7 +21,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from ..core.keras_internals import INTERNALS, get_keras_mask
+from ..core.keras_internals import INTERNALS
 from ..errors import DataError
 from .base import active
 from .step_context import Limit, Ranges, context
@@ -113,6 +113,9 @@ def watched(ranges: Ranges | None) -> Generator[None]:
     if ranges is None:
         yield
         return
+    if INTERNALS["masking"].get() is None:  # a label that a mask excludes may be any number
+        yield
+        return
     ranges.place = active().place()
     makers = {
         "take": _take,
@@ -123,7 +126,8 @@ def watched(ranges: Ranges | None) -> Generator[None]:
     with ExitStack() as stack:
         for name, make in makers.items():
             internal = INTERNALS[name]
-            stack.enter_context(internal.replaced(make(internal.resolve())))
+            if (original := internal.get()) is not None:
+                stack.enter_context(internal.replaced(make(original)))
         yield
 
 
@@ -166,7 +170,8 @@ def _with_weights(original: Call) -> Call:
         ranges = context().ranges
         if ranges is None:
             return original(self, y_true, y_pred, sample_weight)
-        weights = [x for x in (get_keras_mask(y_pred), sample_weight) if x is not None]
+        mask = INTERNALS["masking"].resolve().get_keras_mask(y_pred)
+        weights = [x for x in (mask, sample_weight) if x is not None]
         ranges.owners.append((self, weights))
         try:
             return original(self, y_true, y_pred, sample_weight)

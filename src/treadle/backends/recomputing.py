@@ -7,7 +7,7 @@ from typing import Any
 
 from keras import ops
 
-from ..core.keras_internals import get_stateless_scope, global_state
+from ..core.keras_internals import global_state, stateless_scope
 from ..errors import StepError
 from .scope import Scope, hand_outward
 from .step_context import context
@@ -32,7 +32,7 @@ class Recomputed:
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        outer = get_stateless_scope()
+        outer = stateless_scope()
         self.held = outer.held() if isinstance(outer, Scope) else []
         self._function = function
         self._around = {
@@ -95,7 +95,7 @@ def without_losses(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def run(*inputs: Any) -> Any:
-        scope = get_stateless_scope()
+        scope = stateless_scope()
         before = len(scope.losses)
         result = function(*inputs)
         if len(scope.losses) > before:
@@ -166,6 +166,15 @@ class _UnknownCall:
             f"argument {name!r} of the enclosing layers is no longer known, so a Dropout may not "
             f"drop, and gradients are wrong. {_INSTEAD}"
         )
+
+    @property
+    def training(self) -> Any:
+        """Whether the enclosing layers train, which Keras 3.9 reads and sets here."""
+        return self.get_value("training")
+
+    @training.setter
+    def training(self, value: Any) -> None:
+        self.set_value("training", value)
 
 
 _INSTEAD = "Use treadle.remat instead of keras.remat"

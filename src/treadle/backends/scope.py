@@ -6,9 +6,11 @@ from typing import Any
 import keras
 from keras import ops
 
-from ..core.keras_internals import get_stateless_scope
+from ..core.keras_internals import stateless_scope
 from .step_context import context
 from .types import Tensor, Variable
+
+_add_loss: Any = keras.Layer.add_loss  # the original: step inspection patches the method
 
 
 class Scope(keras.StatelessScope):
@@ -45,16 +47,16 @@ class Scope(keras.StatelessScope):
             self.losses = list(self.original_scope.losses)
         return self
 
-    def get_current_value(self, variable: Variable) -> Tensor:
-        """Return the innermost value of a variable; unlike in Keras' own scope, never None."""
+    def get_current_value(self, variable: Variable) -> Any:
+        """Return the innermost value of a variable.
+
+        None if it is created in this scope: Keras initializes it at the scope's end, and takes a
+        value of its initializer until then.
+        """
         value = self._held(variable)
         if value is not None:
             return value
         self.foreign[id(variable)] = variable
-        if (
-            variable._value is None
-        ):  # created in this scope: Keras initializes it at the scope's end
-            return variable._initializer(variable.shape, dtype=variable._dtype)
         return variable._value
 
     def add_update(self, update: tuple[Variable, Tensor]) -> None:
@@ -69,6 +71,9 @@ class Scope(keras.StatelessScope):
         leaf = self._leaf(variable)
         if leaf is not None:
             value = value + (leaf - ops.stop_gradient(leaf))
+        own = variable._value
+        if own is not None and value.dtype != own.dtype:  # in mixed precision, before Keras 3.13
+            value = ops.cast(value, keras.backend.standardize_dtype(own.dtype))
         self._holds[id(variable)] = variable
         self.assigned[id(variable)] = variable
         self.state_mapping[id(variable)] = value
@@ -166,7 +171,7 @@ def tried(function: Callable[[], Any]) -> tuple[Any, Scope]:
     """
     with Scope() as scope:
         result = function()
-    outer = get_stateless_scope()
+    outer = stateless_scope()
     if isinstance(outer, Scope):
         outer.note(scope)
     return result, scope
@@ -201,11 +206,11 @@ def hand_outward(changed: Mapping[int, tuple[Variable, Tensor]], keep: Iterable[
 
 def hand_losses(inner: Scope) -> None:
     """Pass the `add_loss` losses of an inner scope to the enclosing one, or to their layers."""
-    outer = get_stateless_scope()
+    outer = stateless_scope()
     if outer is not None:
         outer.losses[:] = inner.losses
         return
     for loss in inner.losses:
         for layer in context().layers:
             if id(loss) in layer._loss_ids:
-                layer._losses.append(loss)
+                _add_loss(layer, loss)

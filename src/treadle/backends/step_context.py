@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ..errors import ConfigurationError
 from .types import Tensor, Variable
 
 
@@ -156,11 +157,17 @@ class Ranges:
 
 
 class Recorder(Protocol):
-    """Records gradients and the outputs of layers, in steps that run eagerly.
+    """Records what a step calls; see `steps.probes.Probe`.
 
     Some frameworks have no concrete values inside an objective. Records made there are returned
     from the differentiation as auxiliary outputs, which makes their values concrete.
+
+    Attributes:
+        is_fast: Whether an objective may run as one program that is reused where its operations are
+            the same. Otherwise an uncompiled step runs it as Python, with concrete values.
     """
+
+    is_fast: bool
 
     def begin(self) -> None:
         """Start the record of an objective."""
@@ -172,10 +179,6 @@ class Recorder(Protocol):
 
     def give(self, met: Any) -> None:
         """Add a record returned by `taken`, now with concrete values."""
-        ...
-
-    def gradients(self, paths: Sequence[str], gradients: Sequence[Tensor], loss: Tensor) -> None:
-        """Record the gradients of a loss that `treadle.gradients` returns for these variables."""
         ...
 
 
@@ -196,7 +199,7 @@ class StepContext:
         depth: The number of enclosing `gradients` calls.
         inside: The number of enclosing objectives, branches and mapped functions.
         loss_scale: The `treadle.LossScale` that losses are multiplied by, or None.
-        recorder: The recorder of gradients and layer outputs, or None.
+        recorder: The probe that sees the step's calls, or None.
         ranges: The checks of indices and labels, or None.
     """
 
@@ -249,12 +252,23 @@ def running(step: StepContext) -> Generator[StepContext]:
 
 @contextmanager
 def recorded_by(recorder: Recorder) -> Generator[None]:
-    """Attach a recorder to the steps that run uncompiled in this thread inside this context."""
-    _running.recorder = recorder
+    """Attach a recorder to the running step, or else to those of this thread in this context.
+
+    Raises:
+        ConfigurationError: There is a recorder already.
+    """
+    holder: Any = context() if is_running() else _running
+    if (other := getattr(holder, "recorder", None)) is not None:
+        raise ConfigurationError(
+            f"a probe already sees the steps of this thread, a {type(other).__name__}, so a "
+            f"{type(recorder).__name__} cannot see them: leave its `with probing(...)` first, or "
+            "let one probe do the work of both"
+        )
+    holder.recorder = recorder
     try:
         yield
     finally:
-        _running.recorder = None
+        holder.recorder = None
 
 
 @contextmanager

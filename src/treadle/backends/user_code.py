@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import keras
 import numpy as np
 
-from ..core.backend_choice import BACKENDS
+from ..core.process_settings import BACKENDS
 
 INSTALLED: Final = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
 INSTEAD: Final = {

@@ -55,6 +55,24 @@ class Shares:
     whole: bool
 
 
+def own_rows(examples: int, rank: int, size: int) -> tuple[int, int]:
+    """Return the first row of a batch that one of several processes computes, and their number.
+
+    Each process computes consecutive rows: the first ones may have one more than others.
+
+    Args:
+        examples: The number of rows of the whole batch.
+        rank: The number of the process.
+        size: The number of processes.
+
+    Example:
+        >>> [own_rows(5, rank, 3) for rank in range(3)]
+        [(0, 2), (2, 2), (4, 1)]
+    """
+    each, more = divmod(examples, size)
+    return rank * each + min(rank, more), each + (rank < more)
+
+
 class Window:
     """Consecutive batches of equal structure, shapes and dtypes.
 

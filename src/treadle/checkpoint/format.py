@@ -24,12 +24,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..core.folder import Folder, partial
-from ..core.processes import process_group
 from ..core.progress import Progress
 from ..core.split_arrays import OwnParts
 from ..errors import CheckpointError
 from .arrays import SUFFIX, Array, Digest, digest_of, digest_of_file, name_of, pieces
-from .parts import about_of, check_parts, described_parts, write_own_parts
+from .parts import check_parts, described_parts, received_reports, write_own_parts
 from .structure import MOST_BYTES, encode, parse_json, to_json
 
 FORMAT = 1
@@ -86,7 +85,7 @@ class Checkpoint:
         """Convert the errors of reading a value of the manifest to one that names the file."""
         try:
             yield
-        except (TypeError, ValueError, LookupError, AttributeError) as error:
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
             why = f"{type(error).__name__}: {error}"[:200]  # it may quote the file
             raise self.damaged(f"{what} cannot be restored ({why})") from error
 
@@ -195,7 +194,7 @@ class Draft:
         Raises:
             CheckpointError: A process has not written its parts, or into another folder.
         """
-        reports = [own, *process_group().reports(about_of(self.temporary or ""))]
+        reports = [own, *received_reports(self.temporary or "")]
         self.reported = True
         state, files = described_parts(self.split, reports)
         check_parts(files, place)
@@ -259,20 +258,11 @@ def write(
         if not together:
             folder.make_folder(new)
         with folder.subfolder(new, create=together) as files:
-            digest = Digest()
-            numbers = digest.update_from(pieces(draft.changing))
-            files.create(f"arrays{SUFFIX}", numbers, draft.size)
-            draft.files["arrays"] = digest.result()
-            if draft.split:
-                draft.describe_parts(write_own_parts(files, draft.split), files)
-                if saved is not None and is_written(folder, draft, saved):
-                    folder.remove_folder(new)
-                    return str(saved)
-            manifest = draft.manifest()
-            files.create(MANIFEST, [manifest], len(manifest))
-            line = digest_line(manifest)
-            files.create(DIGEST, [line], len(line))
-            files.sync()
+            _write_arrays(files, draft)
+            if draft.split and saved is not None and is_written(folder, draft, saved):
+                folder.remove_folder(new)
+                return str(saved)
+            _write_manifest(files, draft)
         folder.rename(new, target)
     except CheckpointError:
         with suppress(CheckpointError):
@@ -280,6 +270,24 @@ def write(
         raise
     folder.sync()
     return target
+
+
+def _write_arrays(files: Folder, draft: Draft) -> None:
+    """Write the arrays that change, and this process's parts of those that several hold."""
+    digest = Digest()
+    numbers = digest.update_from(pieces(draft.changing))
+    files.create(f"arrays{SUFFIX}", numbers, draft.size)
+    draft.files["arrays"] = digest.result()
+    if draft.split:
+        draft.describe_parts(write_own_parts(files, draft.split), files)
+
+
+def _write_manifest(files: Folder, draft: Draft) -> None:
+    manifest = draft.manifest()
+    files.create(MANIFEST, [manifest], len(manifest))
+    line = digest_line(manifest)
+    files.create(DIGEST, [line], len(line))
+    files.sync()
 
 
 def is_written(folder: Folder, draft: Draft, name: Name) -> bool:

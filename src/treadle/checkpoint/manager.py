@@ -3,30 +3,29 @@
 import os
 import sys
 import weakref
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from ..core.folder import FileSystem, Folder, partial
-from ..core.processes import process_group
 from ..errors import CheckpointError
 from .format import FIXED, Checkpoint, Draft, Name, is_written, split_arrays, write
 from .manifest import UnknownFormatError, read_manifest
-from .parts import about_of, check_count, write_own_parts
+from .parts import check_count, raise_faults, received_reports, send_report, write_own_parts
 from .reading import read
-from .retention import Retention, names_in, newest_of_each_step, remove_partial
+from .retention import Retention, names_in, remove_partial
 
 
 class Checkpoints:
     """The checkpoints of a run, in one folder.
 
     Step 0, the newest checkpoints, and those selected by `keep_every` and `keep_best` are kept. The
-    oldest checkpoint is removed before a new one is written, but never the newest one that is known
-    to be readable; with `keep_last=2`, at most three states are on disk at a time. If a run rolls
-    back to an earlier step and saves again, checkpoints of later steps are removed. A step is not
-    written again if its newest checkpoint is equal.
+    oldest checkpoint is removed after a new one is on disk; with `keep_last=2`, at most four states
+    are on disk at a time. If a run rolls back to an earlier step and saves again, checkpoints of
+    later steps are removed before, but never the newest one that is known to be readable. A step is
+    not written again if its newest checkpoint is equal.
 
     Only one process writes at a time, which the lock of the run ensures. Checkpoints are ordered by
     step, not by file times. The folder may be moved between runs. It must not be a symbolic link.
@@ -191,7 +190,7 @@ class Checkpoints:
         """Return the newest valid checkpoint, or None if none was saved.
 
         Args:
-            together: Whether all processes call this at the same point. Then they return the same
+            together: Whether several processes call this at the same point. Then they return one
                 checkpoint, which is valid for all; see `read`.
 
         Raises:
@@ -200,8 +199,7 @@ class Checkpoints:
         """
         self.settle()
         with self._opened() as folder:
-            names, together = names_in(folder)[::-1], together and process_group().size > 1
-            return self._first_valid(folder, names, "any checkpoint", together)
+            return self._first_valid(folder, _newest_first, "any checkpoint", together)
 
     def before(self, step: int) -> Checkpoint | None:
         """Return the newest valid checkpoint at or before a step, or None if there is none.
@@ -211,8 +209,11 @@ class Checkpoints:
         """
         self.settle()
         with self._opened() as folder:
-            names = [name for name in names_in(folder)[::-1] if name.step <= step]
-            return self._first_valid(folder, names, f"any checkpoint at or before step {step}")
+            return self._first_valid(
+                folder,
+                lambda names: [name for name in names[::-1] if name.step <= step],
+                f"any checkpoint at or before step {step}",
+            )
 
     def best(self) -> Checkpoint | None:
         """Return the valid checkpoint with the best score, or None if none has a score.
@@ -222,8 +223,11 @@ class Checkpoints:
         """
         self.settle()
         with self._opened() as folder:
-            ranked = self._kept.ranked(folder, newest_of_each_step(names_in(folder)))
-            return self._first_valid(folder, ranked, "any checkpoint with a score")
+            return self._first_valid(
+                folder,
+                lambda names: self._kept.ranked(folder, names),
+                "any checkpoint with a score",
+            )
 
     @contextmanager
     def _opened(self) -> Generator[Folder | None]:
@@ -250,17 +254,24 @@ class Checkpoints:
             yield folder
 
     def _first_valid(
-        self, folder: Folder | None, names: Iterable[Name], what: str, together: bool = False
+        self,
+        folder: Folder | None,
+        choose: Callable[[list[Name]], Iterable[Name]],
+        what: str,
+        together: bool = False,
     ) -> Checkpoint | None:
         self.rejected = []
         if folder is None:
             return None
-        for name in names:
+        for name in choose(names_in(folder)):
             try:
                 found = _read_together(folder, name) if together else _read(folder, name)
             except UnknownFormatError:
                 raise  # resuming from an older checkpoint would discard work of a newer Treadle
             except CheckpointError as error:
+                if not together and name not in names_in(folder):
+                    # A process that trains saved a newer one, and removed this one.
+                    return self._first_valid(folder, choose, what)
                 self.rejected.append((str(name), str(error)))
                 self._kept.damaged.add(name)
             else:
@@ -284,7 +295,7 @@ class Checkpoints:
                 report = write_own_parts(files, split)
         except CheckpointError as error:
             report = {"fault": str(error)}
-        process_group().report(report, about_of(temporary))
+        send_report(report, temporary)
 
     def _write(self, draft: Draft) -> None:
         try:
@@ -300,7 +311,7 @@ class Checkpoints:
         Raises:
             CheckpointError: The error.
         """
-        process_group().reports(about_of(temporary))  # until then, they may be writing
+        received_reports(temporary)  # until then, they may be writing
         with suppress(CheckpointError), self._opened_to_write() as folder:
             folder.remove_folder(temporary)
         raise error
@@ -340,6 +351,10 @@ class Checkpoints:
         return True
 
 
+def _newest_first(names: list[Name]) -> list[Name]:
+    return names[::-1]
+
+
 def _read(folder: Folder, name: Name, together: bool = False) -> Checkpoint:
     """Read a checkpoint, which must hold the step in its name."""
     found = read(folder, str(name), together)
@@ -357,9 +372,7 @@ def _read_together(folder: Folder, name: Name) -> Checkpoint:
         raise
     except CheckpointError as error:
         fault = str(error)
-    for theirs in process_group().exchange(fault, f"verifying checkpoint {name}"):
-        if theirs is not None:
-            raise CheckpointError(theirs)
+    raise_faults(fault, f"verifying checkpoint {name}")
     assert found is not None
     return found
 

@@ -6,21 +6,64 @@ are compared with those of its files.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 from math import inf, prod
 from typing import Any, cast
 
+from ..core import schema
+from ..core.directory import PROGRESS, RunFile, progress_of
 from ..core.folder import Folder
 from ..core.progress import Progress
+from ..core.schema import shown
 from ..core.split_arrays import Grid
 from ..errors import CheckpointError
 from .arrays import SUFFIX, DType, dtype_named
 from .format import DIGEST, FORMAT, MANIFEST, SECTIONS, digest_line, entry_of, nested_entry
 from .parts import PARTS, is_part, part_entry, part_file
-from .structure import MOST_BYTES, decode, parse_json
+from .structure import MOST_BYTES, parse_json
 
-_SHA256 = re.compile("[0-9a-f]{64}")
+
+def _sha256(value: Any, name: str) -> None:
+    if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{64}", value):
+        raise ValueError(f"{name} is {shown(value)}; expected a SHA-256")
+
+
+def _part(value: Any, name: str) -> None:
+    schema.listed(schema.whole())(value, name)
+    if len(value) != 2:
+        raise ValueError(f"{name} has {len(value)} numbers; expected a process and a CRC-32")
+
+
+def _variable_record(value: Any, name: str) -> None:
+    _array_record(value, name)
+    if value["file"] == PARTS:
+        _split_record(value, name)
+
+
+_object = schema.mapping(schema.anything)
+check_sections = schema.record(
+    {**dict.fromkeys(SECTIONS, _object), "source": schema.optional(_object)}, required=SECTIONS
+)
+_array_record = schema.record(
+    {"file": schema.text, "shape": schema.listed(schema.whole()), "dtype": schema.text},
+    required=("file", "shape", "dtype"),
+)
+_split_record = schema.record(
+    {"starts": schema.listed(schema.listed(schema.whole())), "parts": schema.listed(_part)},
+    required=("starts", "parts"),
+)
+_manifest_record = schema.record(
+    {
+        "progress": PROGRESS,
+        "files": schema.mapping(
+            schema.record({"sha256": _sha256, "size": schema.whole()}, required=("sha256", "size"))
+        ),
+        "state": schema.mapping(_variable_record),
+        "nested": schema.listed(_array_record),
+    },
+    required=("progress", "files", "state", "nested"),
+)
 
 
 class UnknownFormatError(CheckpointError):
@@ -132,7 +175,8 @@ def read_manifest(folder: Folder, name: str) -> Manifest:
     if digest != digest_line(data):
         raise CheckpointError(f"{path} is damaged: its SHA-256 is not the one in {DIGEST}")
     try:
-        record = _dict(parse_json(data), "it")
+        record = parse_json(data)
+        _object(record, "")
         version = record.get("format")
         if type(version) is not int or version != FORMAT:
             raise UnknownFormatError(
@@ -145,127 +189,63 @@ def read_manifest(folder: Folder, name: str) -> Manifest:
 
 
 def _manifest(record: dict[str, Any]) -> Manifest:
-    sections = {name: record.get(name) for name in SECTIONS}
-    check_sections(sections)
+    check_sections(record, "")
+    _manifest_record(record, "")
     stored: dict[str, StoredFile] = {}
-    for name, file in _dict(record.get("files"), "files").items():
-        sha256 = _sha256(_dict(file, name).get("sha256"), f"the SHA-256 of {name}")
-        size = _count(file.get("size"), f"the size of {name}")
-        stored[name] = StoredFile(f"{sha256 if name == 'fixed' else name}{SUFFIX}", sha256, size)
+    for name, file in record["files"].items():
+        sha256 = file["sha256"]
+        stored[name] = StoredFile(
+            f"{sha256 if name == 'fixed' else name}{SUFFIX}", sha256, file["size"]
+        )
     others = {name for name in stored if not is_part(name)}
     if "arrays" not in others or not others <= {"arrays", "fixed"}:
         raise ValueError(f"its files are {shown(', '.join(stored))}")
-    state = _dict(record.get("state"), "state")
-    nested = _list(record.get("nested"), "nested")
     return Manifest(
-        _progress(_dict(record.get("progress"), "progress")),
-        sections,
+        progress_of(cast(RunFile, record)),
+        {name: record[name] for name in SECTIONS},
         stored,
-        {path: _variable(path, array, stored) for path, array in state.items()},
-        [_array(array, stored, nested_entry(i)) for i, array in enumerate(nested)],
+        {path: _variable(path, array, stored) for path, array in record["state"].items()},
+        [_array(array, stored, nested_entry(i)) for i, array in enumerate(record["nested"])],
     )
 
 
-def check_sections(sections: Mapping[str, Any]) -> None:
-    """Raise a `ValueError` if a section is not an object."""
-    for name, part in sections.items():
-        if not (part is None and name == "source"):
-            _dict(part, name)
-
-
-def _variable(path: str, value: Any, stored: Mapping[str, StoredFile]) -> StoredArray | StoredSplit:
-    record = _dict(value, "an array")
-    if record.get("file") != PARTS:
-        return _array(value, stored, entry_of(path))
-    sizes = _list(record.get("shape"), "a shape")
-    shape = tuple(_count(n, f"the shape of {shown(path)}") for n in sizes)
-    starts = tuple(tuple(_list(axis, "starts")) for axis in _list(record.get("starts"), "starts"))
-    cut = len(starts) == len(shape) and all(map(_are_starts, starts, shape))
-    if not cut:
+def _variable(
+    path: str, record: Mapping[str, Any], stored: Mapping[str, StoredFile]
+) -> StoredArray | StoredSplit:
+    if record["file"] != PARTS:
+        return _array(record, stored, entry_of(path))
+    shape, starts = tuple(record["shape"]), tuple(map(tuple, record["starts"]))
+    if len(starts) != len(shape) or not all(map(_are_starts, starts, shape)):
         raise ValueError(f"{shown(path)} of shape {shown(shape)} is cut at {shown(starts)}")
-    grid, parts = Grid(shape, starts), _list(record.get("parts"), "parts")
+    grid, parts = Grid(shape, starts), record["parts"]
     if len(parts) != grid.parts:
         raise ValueError(f"{shown(path)} has {len(parts)} parts, but is cut into {grid.parts}")
     found: list[StoredArray] = []
-    sums: list[int] = []
-    for number, (part, place) in enumerate(zip(parts, grid.regions(), strict=True)):
-        entry, numbers = part_entry(path, number), _list(part, "a part")
-        if len(numbers) != 2:
-            raise ValueError(f"the part {shown(entry)} is {shown(part)}")
-        described = {
-            "file": part_file(_count(numbers[0], "the process of a part")),
-            "shape": [s.stop - s.start for s in place],
-            "dtype": record.get("dtype"),
-        }
-        sums.append(_count(numbers[1], "a CRC-32"))
-        found.append(_array(described, stored, entry))
+    for number, ((process, _), place) in enumerate(zip(parts, grid.regions(), strict=True)):
+        shape_of_part = [s.stop - s.start for s in place]
+        described = {**record, "file": part_file(process), "shape": shape_of_part}
+        found.append(_array(described, stored, part_entry(path, number)))
     dtype = found[0].dtype
     # Parts without elements fit into any file; no array can have such a shape.
     if prod(n or 1 for n in shape) * dtype.itemsize >= 1 << 63:
         raise ValueError(f"{shown(path)} has the shape {shown(shape)}")
-    return StoredSplit(grid, dtype, found, sums)
+    return StoredSplit(grid, dtype, found, [crc32 for _, crc32 in parts])
 
 
-def _are_starts(starts: tuple[Any, ...], size: int) -> bool:
+def _are_starts(starts: tuple[int, ...], size: int) -> bool:
     """Return whether parts of an axis may begin at these places."""
-    numbers = [_count(start, "the start of a part") for start in starts]
-    rising = all(a < b for a, b in pairwise(numbers))
-    return numbers[:1] == [0] and rising and (len(numbers) == 1 or numbers[-1] < size)
+    rising = all(a < b for a, b in pairwise(starts))
+    return starts[:1] == (0,) and rising and (len(starts) == 1 or starts[-1] < size)
 
 
-def _array(value: Any, stored: Mapping[str, StoredFile], entry: str) -> StoredArray:
-    record = _dict(value, "an array")
-    file = record.get("file")
-    if not isinstance(file, str) or file not in stored:
+def _array(record: Mapping[str, Any], stored: Mapping[str, StoredFile], entry: str) -> StoredArray:
+    file, shape = record["file"], tuple(record["shape"])
+    if file not in stored:
         raise ValueError(f"the file of {entry} is {shown(file)}")
-    shape = tuple(_count(n, f"the shape of {entry}") for n in _list(record.get("shape"), "a shape"))
-    dtype = record.get("dtype")
-    if not isinstance(dtype, str):
-        raise ValueError(f"the dtype of {entry} is {shown(dtype)}")
-    array = StoredArray(file, entry, shape, dtype_named(dtype))
+    array = StoredArray(file, entry, shape, dtype_named(record["dtype"]))
     if len(shape) > 64 or array.nbytes > stored[file].size:
         raise ValueError(
             f"{entry} of shape {shown(shape)} and dtype {array.dtype} does not fit into its file "
             f"of {stored[file].size:,} bytes"
         )
     return array
-
-
-def _progress(record: dict[str, Any]) -> Progress:
-    record = decode(record, [])
-    known = {field.name: type(field.default) for field in fields(Progress)}
-    for name, value in record.items():
-        kinds = (int, float) if known.get(name) is float else (known.get(name),)
-        if type(value) not in kinds or value < 0:
-            raise ValueError(f"its progress has an invalid {shown(name)}: {shown(value)}")
-    return Progress(**record)
-
-
-def _dict(value: Any, what: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{what} is not an object")
-    return cast(dict[str, Any], value)
-
-
-def _list(value: Any, what: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise ValueError(f"{what} is not a list")
-    return cast(list[Any], value)
-
-
-def _count(value: Any, what: str) -> int:
-    if type(value) is not int or not 0 <= value < 1 << 63:
-        raise ValueError(f"{what} is {shown(value)}")
-    return value
-
-
-def _sha256(value: Any, what: str) -> str:
-    if not isinstance(value, str) or not _SHA256.fullmatch(value):
-        raise ValueError(f"{what} is {shown(value)}")
-    return value
-
-
-def shown(value: Any) -> str:
-    """Format a value for a message: shortened, and without terminal control characters."""
-    text = ascii(value)
-    return text if len(text) <= 80 else f"{text[:77]}…"

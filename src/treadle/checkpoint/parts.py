@@ -76,9 +76,25 @@ def write_own_parts(files: Folder, split: Mapping[str, OwnParts]) -> dict[str, A
     return report
 
 
-def about_of(temporary: str) -> str:
-    """Return what the reports about a checkpoint are called."""
-    return f"the parts of {temporary}"
+def send_report(report: Mapping[str, Any], temporary: str) -> None:
+    """Send the report about this process's parts of a checkpoint to process 0."""
+    process_group().report(report, f"the parts of {temporary}")
+
+
+def received_reports(temporary: str) -> list[Any]:
+    """Wait in process 0 until all others have reported about their parts of a checkpoint."""
+    return process_group().reports(f"the parts of {temporary}")
+
+
+def raise_faults(fault: str | None, at: str) -> None:
+    """Raise the first fault that a process has found; all must call this at the same point.
+
+    Raises:
+        CheckpointError: A process has found one.
+    """
+    for theirs in process_group().exchange(fault, at):
+        if theirs is not None:
+            raise CheckpointError(theirs)
 
 
 def described_parts(

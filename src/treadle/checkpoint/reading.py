@@ -53,29 +53,11 @@ def read(folder: Folder, name: str, together: bool = False) -> Checkpoint:
         (8, {'seen': {'count': 3}})
     """
     manifest = read_manifest(folder, name)
-    every = manifest.arrays
-    found: dict[str, Array] = {}
-    files_of_parts = {part for part in manifest.files if is_part(part)}
-    left = files_of_parts - mine(files_of_parts) if together else set[str]()
-    for part, stored in manifest.files.items():
-        arrays = [array for array in every if array.file == part]
-        with (
-            folder.subfolder(FIXED if part == "fixed" else name) as place,
-            place.opened(stored.name) as (file, size),
-        ):
-            path = place.path / stored.name
-            if size != stored.size:
-                raise CheckpointError(
-                    f"{path} is damaged: it has {size:,} bytes, and its manifest says "
-                    f"{stored.size:,}"
-                )
-            if part not in left:
-                read = _read_tensors(path, file, stored, arrays)
-                found |= {} if together and part in files_of_parts else read
+    found = _read_files(folder, name, manifest, together)
     nested = [found[array.entry] for array in manifest.nested]
     try:
         sections = {name: decode(part, nested) for name, part in manifest.sections.items()}
-        check_sections(sections)
+        check_sections(sections, "")
     except ValueError as error:
         path = folder.path / name / MANIFEST
         raise CheckpointError(f"{path} is not a checkpoint's: {error}") from error
@@ -97,6 +79,29 @@ def read(folder: Folder, name: str, together: bool = False) -> Checkpoint:
         **sections,
         path=folder.path / name,
     )
+
+
+def _read_files(folder: Folder, name: str, manifest: Manifest, together: bool) -> dict[str, Array]:
+    """Verify the files of a checkpoint, and return the arrays that this process needs at once."""
+    found: dict[str, Array] = {}
+    files_of_parts = {part for part in manifest.files if is_part(part)}
+    left = files_of_parts - mine(files_of_parts) if together else set[str]()
+    for part, stored in manifest.files.items():
+        arrays = [array for array in manifest.arrays if array.file == part]
+        with (
+            folder.subfolder(FIXED if part == "fixed" else name) as place,
+            place.opened(stored.name) as (file, size),
+        ):
+            path = place.path / stored.name
+            if size != stored.size:
+                raise CheckpointError(
+                    f"{path} is damaged: it has {size:,} bytes, and its manifest says "
+                    f"{stored.size:,}"
+                )
+            if part not in left:
+                read = _read_tensors(path, file, stored, arrays)
+                found |= {} if together and part in files_of_parts else read
+    return found
 
 
 def _joined(array: StoredSplit, found: dict[str, Array]) -> Array:

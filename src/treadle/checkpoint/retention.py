@@ -81,12 +81,15 @@ class Retention:
             ) from error
 
     def make_room(self, folder: Folder, step: int) -> None:
-        """Remove checkpoints that a new one replaces, if a readable one remains."""
+        """Remove checkpoints that no rule keeps, if a readable one remains.
+
+        The newest ones are kept until the new one is on disk, which may be full.
+        """
         safe = [name for name in names_in(folder) if name in self.readable]
         if safe:
             # If the run rolled back to its start, this is the newest of the later checkpoints.
             fallback = max([name for name in safe if 0 < name.step <= step] or safe)
-            kept = self._kept_at(folder, step, max(self._last - 1, 1))
+            kept = self._kept_at(folder, step, self._last)
             self._remove_all_but(folder, {*kept, fallback})
 
     def _kept_at(self, folder: Folder, step: int, last: int) -> set[Name]:
@@ -98,14 +101,21 @@ class Retention:
         if self._every:
             kept |= {name for name in newest if name.step % self._every == 0}
         if self._best:
-            kept |= set(self.ranked(folder, newest)[: self._best])
+            kept |= set(self.ranked(folder, names)[: self._best])
         return kept
 
     def ranked(self, folder: Folder | None, names: Iterable[Name]) -> list[Name]:
-        """Return the checkpoints with a score, best first; with equal scores, the earlier first."""
-        known = {} if folder is None else self.known(folder, names)
-        scores = [(manifest.score, name) for name, manifest in known.items()]
-        return [name for _, name in sorted((self._sign * s, n) for s, n in scores if s is not None)]
+        """Return the checkpoints with a score, best first; with equal scores, the earlier first.
+
+        Of several of one step, it is the last one with a score.
+        """
+        known = {} if folder is None else self.known(folder, sorted(names))
+        scores = {
+            name.step: (self._sign * manifest.score, name)
+            for name, manifest in known.items()
+            if manifest.score is not None
+        }
+        return [name for _, name in sorted(scores.values())]
 
     def known(self, folder: Folder, names: Iterable[Name]) -> Mapping[Name, Manifest]:
         """Return the manifests of the checkpoints that can be read."""

@@ -12,15 +12,28 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
-from ..core import run_file, schema
-from ..core.directory import CHECKPOINTS, RUN, STATE, LostRecordError, read_run, why_unfinished
+from ..core import schema
+from ..core.directory import (
+    CHECKPOINTS,
+    OF_THE_END,
+    RESUMED,
+    RUN,
+    STATE,
+    LostRecordError,
+    RunFile,
+    UnknownRecordError,
+    check_record,
+    progress_of,
+    read_run,
+    why_unfinished,
+)
 from ..core.folder import FILE, Folder
-from ..core.run_file import RunFile, progress_of
+from ..core.schema import shown
 from ..errors import CheckpointError, DirectoryError, StateError, TreadleWarning
 from .arrays import digest_of, digest_of_file, pieces, read_arrays
 from .format import DIGEST, MANIFEST
 from .manager import Checkpoints
-from .manifest import UnknownFormatError, read_manifest, shown
+from .manifest import UnknownFormatError, read_manifest
 from .retention import names_in
 from .structure import decode
 
@@ -79,9 +92,9 @@ def _compared(directory: Path, record: RunFile) -> tuple[RunFile, str]:
                     f"{directory / RUN} is of another run than checkpoint {name}: expected the id "
                     f"{shown(theirs)}, but found {shown(mine)}. Restore the files of one run"
                 )
-            newer = manifest.progress.step > run_file.progress_of(record).step
+            newer = manifest.progress.step > progress_of(record).step
             if record.get("finished") and newer:
-                facts = {key: record[key] for key in record if key not in run_file.OF_THE_END}
+                facts = {key: record[key] for key in record if key not in OF_THE_END}
                 note = f"{directory / RUN} says that the run ended before checkpoint {name}"
                 return cast(RunFile, facts), note
             break
@@ -113,7 +126,7 @@ def _newest_copy(directory: Path) -> tuple[RunFile, str] | None:
                 return _copy_in(folder, name), name
             except UnknownFormatError:
                 raise  # an older copy would discard what a newer Treadle recorded
-            except run_file.UnknownFormatError as error:
+            except UnknownRecordError as error:
                 path = folder.path / name / MANIFEST
                 raise CheckpointError(f"{path} holds a record of a run: {error}") from error
             except (CheckpointError, ValueError):
@@ -130,9 +143,9 @@ def _copy_in(folder: Folder, name: str) -> RunFile:
     """
     about = read_manifest(folder, name).sections["about"]
     found: Any = decode(about.get("run"), [])
-    run_file.check(found)
+    check_record(found)
     schema.text(about.get("id"), "the id of the run")
-    copy = {key: found[key] for key in run_file.RESUMED if key in found}
+    copy = {key: found[key] for key in RESUMED if key in found}
     return cast(RunFile, {**copy, "id": about["id"]})
 
 

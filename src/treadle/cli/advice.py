@@ -20,7 +20,9 @@ def on_precision(task: Any) -> str | None:
     from ..backends.base import active
     from ..steps.state import State
 
-    if precision_name() != "float32" or not active().bfloat16_pays() or not computes_bfloat16():
+    if precision_name() != "float32" or not computes_bfloat16():
+        return None
+    if not active().bfloat16_pays or "cpu" not in active().computes_on()["devices"]:
         return None
     convolutions = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
     for layer in State.discover(task).layers:

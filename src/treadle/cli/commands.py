@@ -13,7 +13,7 @@ from ..errors import ConfigurationError
 from ..recipes import find
 from . import output
 from .help import Command, Group
-from .options import PANELS
+from .options import DECLARED, PANELS
 
 EPILOG = (
     "Exit codes: 0 done or finished before, 1 an error while training, "
@@ -72,17 +72,22 @@ def command(
 
 def _signature(kind: type[Any]) -> inspect.Signature:
     """Return the signature of a command: the fields of its options, in the order of the help."""
-    hints = get_type_hints(kind, include_extras=True)
+    hints = get_type_hints(kind)
+    declared = {each.name: each.metadata[DECLARED] for each in fields(kind)}
+    for name, option in declared.items():
+        if hints[name] is bool and not option.param_decls:  # without the name --no-FIELD
+            option.param_decls = (f"--{name.rstrip('_').replace('_', '-')}",)
     parameters = [
         inspect.Parameter(
-            field.name,
+            each.name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if field.default is MISSING else field.default,
-            annotation=hints[field.name],
+            default=inspect.Parameter.empty if each.default is MISSING else each.default,
+            annotation=Annotated[hints[each.name], declared[each.name]],
         )
-        for field in fields(kind)
+        for each in sorted(
+            fields(kind), key=lambda each: PANELS.index(declared[each.name].rich_help_panel)
+        )
     ]
-    parameters.sort(key=lambda each: PANELS.index(each.annotation.__metadata__[0].rich_help_panel))
     context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     return inspect.Signature([context, *parameters])
 

@@ -2,30 +2,27 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 from .. import __version__
 from ..core.installation import describe, shortened
+from ..core.keras_internals import missing_entries
 from . import environment, output
 from .commands import command
-from .options import HOW, Backend, Json, flag
+from .options import HOW, backend_option, flag, json_flag
 
 
 @dataclass(frozen=True, kw_only=True)
 class Env:
     """Options of `treadle env`."""
 
-    devices: Annotated[
-        bool,
-        flag(
-            "List the devices that the backend uses, too. Its framework is imported for this, "
-            "which takes seconds.",
-            HOW,
-            "--devices",
-        ),
-    ] = False
-    backend: Backend = None
-    json: Json = False
+    devices: bool = flag(
+        "List the devices that the backend uses, and what is switched off because the installed "
+        "versions lack it. The framework is imported for this, which takes seconds.",
+        HOW,
+    )
+    backend: str | None = backend_option()
+    json: bool = json_flag()
 
 
 @command("Exit codes: 0 done, 2 wrong usage.")
@@ -51,11 +48,12 @@ def env(options: Env) -> None:
 def _devices(backend: str | None) -> dict[str, Any]:
     """Return the devices of a backend, or the error that its framework raised."""
     try:
-        environment.prepare(backend, quiet=True)
+        environment.prepare(environment.Setup(backend=backend, quiet=True))
         from ..backends.base import active
 
         found = active()
-        return {"backend": found.name, **found.computes_on(), "error": None}
+        lost = missing_entries(found.name)
+        return {"backend": found.name, **found.computes_on(), "switched_off": lost, "error": None}
     except Exception as error:  # a broken installation may raise anything: that is what is asked
         return {"backend": backend, "error": shortened(f"{type(error).__name__}: {error}")}
 
@@ -75,6 +73,7 @@ def _lines(facts: Mapping[str, Any]) -> list[str]:
     ]
     if "devices" in facts:
         rows.append(("devices", _used(facts["devices"])))
+        rows += [("switched off", text) for text in facts["devices"].get("switched_off", ())]
     rows += [(name, version or "not installed") for name, version in facts["backends"].items()]
     rows += [(name, version or "not installed") for name, version in facts["packages"].items()]
     for extra, packages in facts["extras"].items():

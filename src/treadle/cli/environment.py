@@ -6,19 +6,22 @@ import re
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from importlib import import_module
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ..core import keras_internals
-from ..core.backend_choice import choose_backend, default_backend, installed_backends
+from ..core.process_settings import choose_backend, default_backend, installed_backends
 from ..core.terminal import Waiting
 from ..distribute import found_place
+from ..distribute.setup import overriding
+from ..distribute.setup import setup as set_up
 from ..errors import BackendError, DataError
 from ..recipes import Recipe, make
-from ..run.setup import overriding, setup
 
 if TYPE_CHECKING:  # importing it would import Keras
     from ..recipes._loading import Made
@@ -29,28 +32,42 @@ _VIRTUAL = "--xla_force_host_platform_device_count"
 CHATTER = re.compile(rb"[IW]\d{4} \d\d:\d\d:|WARNING: All log messages before|To enable the follow")
 
 
-def prepare(
-    backend: str | None,
-    only: str | None = None,
-    data_dir: Path | None = None,
-    seed: int | None = None,
-    precision: str | None = None,
-    quiet: bool = False,
-    deterministic: bool = False,
-    devices: int | None = None,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """How Keras is set up for a task.
+
+    Attributes:
+        backend: The backend given by the user, or None. It takes precedence over KERAS_BACKEND and
+            Keras' configuration file.
+        precision: For `treadle.setup`.
+        seed: For `treadle.setup`; None means 0, unless the task's file calls `setup` itself.
+        data_dir: The folder with data sets, or None for the default.
+        deterministic: For `treadle.setup`.
+        devices: For `treadle.setup`; a CPU is divided into so many virtual devices of JAX.
+        quiet: Do not show progress, such as while Keras is imported, which takes seconds.
+    """
+
+    backend: str | None = None
+    precision: str | None = None
+    seed: int | None = None
+    data_dir: Path | None = None
+    deterministic: bool = False
+    devices: int | None = None
+    quiet: bool = False
+
+    @classmethod
+    def of(cls, options: object, **changes: Any) -> "Setup":
+        """Create a setup from the options of a command, with changes."""
+        names = [field.name for field in fields(cls) if hasattr(options, field.name)]
+        return cls(**{**{name: getattr(options, name) for name in names}, **changes})
+
+
+def prepare(setup: Setup, only: str | None = None) -> None:
     """Choose the backend, import Keras, and set it up.
 
     Args:
-        backend: The backend given by the user, or None. It takes precedence over KERAS_BACKEND and
-            Keras' configuration file.
+        setup: How Keras is set up.
         only: The only backend that the task supports, or None for any.
-        data_dir: The folder with data sets, or None for the default.
-        seed: For `treadle.setup`; None means 0, unless the task's file calls `setup` itself.
-        precision: For `treadle.setup`.
-        quiet: Do not show the progress line while Keras is imported, which takes seconds.
-        deterministic: For `treadle.setup`.
-        devices: For `treadle.setup`; a CPU is divided into so many virtual devices of JAX.
 
     Raises:
         BackendError: If the backend is unknown, not installed, not supported by the task, or if
@@ -58,40 +75,33 @@ def prepare(
         ConfigurationError: If the precision is unknown, or there are fewer devices.
         DataError: If the data folder does not exist.
     """
-    if data_dir is not None:
-        os.environ["TREADLE_DATA"] = str(checked_folder(data_dir))
-    chosen = choose(backend, only)
+    if setup.data_dir is not None:
+        os.environ["TREADLE_DATA"] = str(checked_folder(setup.data_dir))
+    chosen = choose(setup.backend, only)
     choose_backend(chosen)
-    place = found_place()
+    place, devices = found_place(), setup.devices
     if chosen == "jax" and devices is not None:
         _divide_cpu(devices if place is None else devices // place.size)
-    quiet = quiet or "keras" in sys.modules or (place is not None and place.rank > 0)
-    importing = _importing(chosen, quiet)
-    with importing, _quiet_start(), _without_unused(chosen):
-        setup(seed=seed or 0, precision=precision, deterministic=deterministic, devices=devices)
+    quiet = setup.quiet or "keras" in sys.modules or (place is not None and place.rank > 0)
+    with _importing(chosen, quiet), _quiet_start(), _without_unused(chosen):
+        set_up(
+            seed=setup.seed or 0,
+            precision=setup.precision,
+            deterministic=setup.deterministic,
+            devices=devices,
+        )
         import_module("treadle.loop")  # takes a second or two, so it is part of the progress line
 
 
-def make_task(
-    recipe: Recipe,
-    settings: Mapping[str, Any],
-    *,
-    backend: str | None,
-    precision: str | None,
-    seed: int | None,
-    data_dir: Path | None,
-    quiet: bool,
-    deterministic: bool = False,
-    devices: int | None = None,
-) -> "Made":
-    """Import Keras, set it up, and make a task; `prepare` describes the arguments.
+def make_task(recipe: Recipe, settings: Mapping[str, Any], setup: Setup) -> "Made":
+    """Import Keras, set it up, and make a task.
 
     Raises:
-        TreadleError: If an argument is invalid, or the task cannot be made.
+        TreadleError: If an option is invalid, or the task cannot be made.
     """
-    only = recipe.backend
-    prepare(backend, only, data_dir, seed, precision, quiet, deterministic, devices)
-    with showing("making the task", quiet), overriding(seed, precision, backend, devices):
+    prepare(setup, recipe.backend)
+    given = setup.seed, setup.precision, setup.backend, setup.devices
+    with showing("making the task", setup.quiet), overriding(*given):
         return make(recipe, settings)
 
 
@@ -133,7 +143,7 @@ def choose(backend: str | None, only: str | None) -> str:
     if only not in installed:
         raise BackendError(
             f"this task runs on {only} only, which is not installed: pip install "
-            f"'treadle[{only}]' (installed: {', '.join(installed) or 'none'})"
+            f"{only} (installed: {', '.join(installed) or 'none'})"
         )
     requested = backend or os.environ.get("KERAS_BACKEND")
     if requested and requested != only:
@@ -177,16 +187,15 @@ def showing(text: str, quiet: bool, at_once: bool = False) -> Waiting:
 
 # Keras and TensorFlow import these if they can, for features that few programs use. Each takes more
 # than half a second.
-_PYPLOT = "matplotlib.pyplot"
-_SELDOM_USED = ("jax", _PYPLOT)
+_SELDOM_USED = ("jax", "matplotlib", "matplotlib.pyplot")
 
 
 @contextmanager
 def _without_unused(backend: str) -> Generator[None]:
     """Import Keras without JAX on another backend, without Matplotlib, and without a collector.
 
-    Programs can import both later, and Keras' function for plots imports Matplotlib when it is
-    called.
+    Programs can import both later. Keras' function for plots keeps a module that imports Matplotlib
+    when it is used.
     """
     if "keras" in sys.modules:
         yield
@@ -195,7 +204,8 @@ def _without_unused(backend: str) -> Generator[None]:
     collects = gc.isenabled()
     gc.disable()
     names = [name for name in _SELDOM_USED if name != backend and name not in sys.modules]
-    hidden: dict[str, Any] = dict.fromkeys(names)  # None: to import it raises an ImportError
+    # None: to import it raises an ImportError
+    hidden: dict[str, Any] = {name: _later(name) for name in names}
     sys.modules.update(hidden)
     try:
         yield
@@ -205,15 +215,24 @@ def _without_unused(backend: str) -> Generator[None]:
         gc.freeze()  # nor is there any among the imported modules later
         if collects:
             gc.enable()
-    if _PYPLOT in names and find_spec("matplotlib") is not None:
-        keras_internals.plot_image_gallery.plt = _Pyplot()
 
 
-class _Pyplot:
-    """A stand-in for `matplotlib.pyplot`, which is imported at its first use."""
+class _Later(ModuleType):
+    """A stand-in for a module, which is imported when an attribute is first read."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__spec__ = ModuleSpec(name, None)  # for those who ask whether it is installed
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(import_module(_PYPLOT), name)
+        if name.startswith("__") or sys.modules.get(self.__name__) is self:  # still hidden
+            raise AttributeError(name)
+        return getattr(import_module(self.__name__), name)
+
+
+def _later(name: str) -> ModuleType | None:
+    """Return a stand-in for Matplotlib, if it is installed; None for other modules."""
+    return _Later(name) if name != "jax" and find_spec("matplotlib") is not None else None
 
 
 @contextmanager

@@ -3,19 +3,17 @@
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import treadle
 
 from ..core.directory import CHECKPOINTS, MODEL
 from ..errors import ConfigurationError, TreadleWarning
-from ..exporting.files import check_free
-from ..exporting.formats import FORMATS, Format, check_writable, chosen_format
+from ..exporting.formats import FORMATS, Format, check_free, check_writable, chosen_format
 from . import environment, output
 from .commands import command
-from .opening import made_again, opened, options_of, state_of
+from .opening import NAME_TASK, made_again, opened, options_of, recipe_of, state_of
 from .options import HOW, WEIGHTS, WHERE, RunOptions, flag, option
-from .trusting import recipe_of
 
 if TYPE_CHECKING:  # importing them imports NumPy and Keras
     from ..checkpoint import Checkpoint
@@ -26,57 +24,40 @@ if TYPE_CHECKING:  # importing them imports NumPy and Keras
 class Export(RunOptions):
     """Options of `treadle export`."""
 
-    format: Annotated[
-        str | None,
-        option(
-            f"{', '.join(list(FORMATS)[:-1])} or {list(FORMATS)[-1]}; default: that of the suffix "
-            "of --output.",
-            "NAME",
-            HOW,
-        ),
-    ] = None
-    path: Annotated[
-        Path | None,
-        option(
-            "Where the file is written; default: in the run directory, named after the task.",
-            "PATH",
-            WHERE,
-            "--output",
-        ),
-    ] = None
-    force: Annotated[bool, flag("Replace an existing file.", WHERE, "--force")] = False
-    checkpoint: Annotated[
-        str | None,
-        option(
-            "Export the weights of this checkpoint; default: those at the end of the run, or the "
-            "newest checkpoint of an unfinished run.",
-            "newest|best|STEP",
-            WEIGHTS,
-        ),
-    ] = None
-    averages: Annotated[
-        bool,
-        flag(
-            "Use the averages of weights that an optimizer keeps (use_ema=True). At the end of a "
-            "run, the weights are the averages already.",
-            WEIGHTS,
-            "--averages",
-        ),
-    ] = False
-    backend: Annotated[
-        str | None,
-        option("tensorflow, jax or torch; default: the backend of the run.", "NAME", HOW),
-    ] = None
-    tolerance: Annotated[
-        float | None,
-        option(
-            "The largest difference from predict that is accepted; default: 1e-4, or 1e-2 in "
-            "half precision.",
-            "X",
-            HOW,
-            min=0.0,
-        ),
-    ] = None
+    format: str | None = option(
+        f"{', '.join(list(FORMATS)[:-1])} or {list(FORMATS)[-1]}; default: that of the suffix "
+        "of --output.",
+        "NAME",
+        HOW,
+    )
+    path: Path | None = option(
+        "Where the file is written; default: in the run directory, named after the task.",
+        "PATH",
+        WHERE,
+        "--output",
+    )
+    force: bool = flag("Replace an existing file.", WHERE)
+    checkpoint: str | None = option(
+        "Export the weights of this checkpoint; default: those at the end of the run, or the "
+        "newest checkpoint of an unfinished run.",
+        "newest|best|STEP",
+        WEIGHTS,
+    )
+    averages: bool = flag(
+        "Use the averages of weights that an optimizer keeps (use_ema=True). At the end of a "
+        "run, the weights are the averages already.",
+        WEIGHTS,
+    )
+    backend: str | None = option(
+        "tensorflow, jax or torch; default: the backend of the run.", "NAME", HOW
+    )
+    tolerance: float | None = option(
+        "The largest difference from predict that is accepted; default: 1e-4, or 1e-2 in "
+        "half precision.",
+        "X",
+        HOW,
+        min=0.0,
+    )
 
 
 @command(
@@ -111,7 +92,9 @@ def _written(options: Export, form: Format) -> "Exported":
     directory = options.directory
     if options.backend is not None:
         check_writable(form, options.backend)
-    record, recovered = opened(directory, "call treadle.export in the script", options.backend)
+    record, recovered = opened(
+        directory, f"{NAME_TASK}call treadle.export in the script", options.backend, options.task
+    )
     configuration = record["configuration"]
     if recovered:
         output.note(recovered)

@@ -3,8 +3,6 @@
 import inspect
 import shutil
 import textwrap
-from collections.abc import Generator
-from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -19,20 +17,39 @@ EXAMPLES = "Examples:"
 ARGUMENTS = f"{__name__}.arguments"
 
 
-class Group(TyperGroup):
+class WithPlainHelp:
+    """A command or group whose help wraps examples and shows no types for flags."""
+
+    help: str | None
+    epilog: str | None
+
+    def get_params(self, ctx: typer.Context) -> list[Any]:
+        """Return the parameters, without `<bool>` for flags and `<str>` next to a metavar."""
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
+            elif parameter.param_type_name == "argument":
+                vars(parameter)["display_type_rich"] = lambda ctx: ""  # pyright: ignore
+        return parameters
+
+    def format_help(self, ctx: typer.Context, formatter: Any) -> None:
+        """Print the help."""
+        texts = self.help, self.epilog
+        # Rich leaves one column free on both sides.
+        width = shutil.get_terminal_size().columns - 2
+        self.help, self.epilog = (text and _with_wrapped_examples(text, width) for text in texts)
+        try:
+            super().format_help(ctx, formatter)  # type: ignore[misc]
+        finally:
+            self.help, self.epilog = texts
+
+
+class Group(WithPlainHelp, TyperGroup):  # type: ignore[misc]
     """The `treadle` command group."""
 
-    def get_params(self, ctx: typer.Context) -> list[Any]:  # type: ignore[override]
-        """Return the parameters, without types for flags."""
-        return without_types(super().get_params(ctx))  # type: ignore[arg-type]
 
-    def format_help(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
-        """Print the help."""
-        with wrapped_examples(self):
-            super().format_help(ctx, formatter)  # type: ignore[arg-type]
-
-
-class Command(TyperCommand):
+class Command(WithPlainHelp, TyperCommand):  # type: ignore[misc]
     """A command whose `NAME --help` lists the settings of the task."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -42,10 +59,6 @@ class Command(TyperCommand):
             self.help = "\n\n".join(
                 part if part.startswith(EXAMPLES) else " ".join(part.split()) for part in paragraphs
             )
-
-    def get_params(self, ctx: typer.Context) -> list[Any]:  # type: ignore[override]
-        """Return the parameters, without types for flags and for the task."""
-        return without_types(super().get_params(ctx))  # type: ignore[arg-type]
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         """Parse the arguments; suggest `--set` if an unknown option is a setting of the task."""
@@ -64,25 +77,11 @@ class Command(TyperCommand):
 
     def format_help(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
         """Print the help, and the settings of the task if one is given together with `--help`."""
-        with wrapped_examples(self):
-            super().format_help(ctx, formatter)  # type: ignore[arg-type]
+        super().format_help(ctx, formatter)
         recipe = recipe_in(ctx.meta.get(ARGUMENTS, []))
         if recipe is not None and any(part.name == "set_" for part in self.params):
             for line in settings_lines(recipe, shutil.get_terminal_size().columns):
                 typer.echo(line)
-
-
-@contextmanager
-def wrapped_examples(command: TyperCommand | TyperGroup) -> Generator[None]:
-    """Wrap the examples in a command's help with indented continuation lines, inside the block."""
-    texts = command.help, command.epilog
-    # Rich leaves one column free on both sides.
-    width = shutil.get_terminal_size().columns - 2
-    command.help, command.epilog = (text and _with_wrapped_examples(text, width) for text in texts)
-    try:
-        yield
-    finally:
-        command.help, command.epilog = texts
 
 
 def _with_wrapped_examples(text: str, width: int) -> str:
@@ -100,16 +99,6 @@ def _with_wrapped_examples(text: str, width: int) -> str:
             break_on_hyphens=False,
         )
     return "\n".join(lines)
-
-
-def without_types(parameters: list[Any]) -> list[Any]:
-    """Return the parameters without `<bool>` for flags and without `<str>` next to a metavar."""
-    for parameter in parameters:
-        if getattr(parameter, "is_flag", False):
-            parameter.metavar = ""
-        elif parameter.param_type_name == "argument":
-            vars(parameter)["display_type_rich"] = lambda ctx: ""  # pyright: ignore
-    return parameters
 
 
 def recipe_in(words: list[str]) -> Recipe | None:

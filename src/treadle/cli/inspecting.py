@@ -1,17 +1,19 @@
 """The commands `evaluate` and `replay`."""
 
+import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import treadle
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, did_you_mean
+from ..recipes._reading import read_file
 from . import environment, output
 from .commands import command
-from .opening import made_again, opened, options_of, state_of
+from .opening import NAME_TASK, made_again, opened, options_of, state_of
 from .options import WHERE, RunOptions, option
-from .other_data import OtherData
 
 if TYPE_CHECKING:  # importing them imports NumPy and Keras
     from ..doctor import Replay as Replayed
@@ -22,38 +24,27 @@ if TYPE_CHECKING:  # importing them imports NumPy and Keras
 class Evaluate(RunOptions):
     """Options of `treadle evaluate`."""
 
-    data: Annotated[
-        str | None,
-        option(
-            "Evaluate other data: a function without arguments that returns batches, or a dict of "
-            "data sets by name.",
-            "FILE.py:FUNCTION",
-            WHERE,
-        ),
-    ] = None
+    data: str | None = option(
+        "Evaluate other data: a function without arguments that returns batches, or a dict of "
+        "data sets by name.",
+        "FILE.py:FUNCTION",
+        WHERE,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replay(RunOptions):
+class ReplayOptions(RunOptions):
     """Options of `treadle replay`."""
 
-    step: Annotated[int | None, option("Replay this step.", "N", min=1)] = None
-    bisect: Annotated[
-        str | None,
-        option(
-            "Replay the first step where this holds: 'loss > 5', 'isnan(loss)', "
-            "'norm(model/layers/0/kernel) > 10'.",
-            "CONDITION",
-        ),
-    ] = None
-    save: Annotated[
-        Path | None,
-        option(
-            "Write batch, activations, gradients and updates to this file.",
-            "FILE.safetensors",
-            WHERE,
-        ),
-    ] = None
+    step: int | None = option("Replay this step.", "N", min=1)
+    bisect: str | None = option(
+        "Replay the first step where this holds: 'loss > 5', 'isnan(loss)', "
+        "'norm(model/layers/0/kernel) > 10'.",
+        "CONDITION",
+    )
+    save: Path | None = option(
+        "Write batch, activations, gradients and updates to this file.", "FILE.safetensors", WHERE
+    )
 
 
 @command()
@@ -70,20 +61,20 @@ def evaluate(options: Evaluate) -> None:
       treadle evaluate runs/mine --json
       treadle evaluate runs/mine --data other.py:photos
     """
-    other = None if options.data is None else OtherData.parse(options.data)
+    other = None if options.data is None else _function_of(options.data)
     with output.kept_free(options.json):
         results = _evaluated(options, other)
     if options.json:
         output.print_json(results)
         return
-    from ..core.values import short  # late: it imports NumPy
+    from ..core.logs import short  # late: it imports NumPy
 
     for name, values in results.items():
         numbers = "  ".join(f"{key} {short(value)}" for key, value in values.items())
         output.print_line(f"{name}: {numbers}")
 
 
-def _evaluated(options: Evaluate, other: OtherData | None) -> dict[str, dict[str, float]]:
+def _evaluated(options: Evaluate, other: tuple[Path, str] | None) -> dict[str, dict[str, float]]:
     """Make the task of a run again with its trained weights, and evaluate it.
 
     Python values that hooks changed during the run are those of the newest checkpoint. The only
@@ -99,7 +90,9 @@ def _evaluated(options: Evaluate, other: OtherData | None) -> dict[str, dict[str
             checkpoint, if the task cannot be made again, or if there is no evaluation data.
     """
     directory = options.directory
-    record, recovered = opened(directory, "call loop.evaluate in the script")
+    record, recovered = opened(
+        directory, f"{NAME_TASK}call loop.evaluate in the script", task=options.task
+    )
     configuration = record["configuration"]
     if recovered:
         output.note(recovered)
@@ -109,7 +102,7 @@ def _evaluated(options: Evaluate, other: OtherData | None) -> dict[str, dict[str
 
     state = state_of(directory, "evaluating")
     data = made.datasets()
-    sets = _sets_of(data) if other is None else other.sets()
+    sets = _sets_of(data) if other is None else _sets_from(*other)
     if not sets:
         raise ConfigurationError(
             f"{directory}: its task has neither validation nor test data. Name data with --data "
@@ -131,7 +124,7 @@ def _sets_of(data: "Datasets") -> dict[str, Any]:
 
 
 @command()
-def replay(options: Replay) -> None:
+def replay(options: ReplayOptions) -> None:
     """Run one step of a past run again, and show everything that it computed.
 
     Training is repeated from the newest checkpoint before the step, with compiled steps as in the
@@ -164,7 +157,7 @@ def replay(options: Replay) -> None:
     show(found)
 
 
-def _replayed(options: Replay) -> "Replayed":
+def _replayed(options: ReplayOptions) -> "Replayed":
     """Make the task of a run again, and replay one of its steps.
 
     Raises:
@@ -179,8 +172,9 @@ def _replayed(options: Replay) -> "Replayed":
     which = f"step={step}" if bisect is None else f"bisect={bisect!r}"
     record, _ = opened(  # the report has a note on a lost record
         directory,
-        f"call treadle.doctor.replay(task, train, {str(directory)!r}, {which}) in Python, with the "
-        "task and the source that the script makes",
+        f"{NAME_TASK}call treadle.doctor.replay(task, train, {str(directory)!r}, {which}) in "
+        "Python, with the task and the source that the script makes",
+        task=options.task,
     )
     from ..doctor.conditions import parse  # late: it imports NumPy
     from ..doctor.recorded import Recorded
@@ -204,3 +198,54 @@ def _replayed(options: Replay) -> "Replayed":
             validation=data.validation,
             hooks=made.hooks(),
         )
+
+
+def _function_of(text: str) -> tuple[Path, str]:
+    """Return the file and the function that `FILE.py:FUNCTION` names, without executing the file.
+
+    Raises:
+        ConfigurationError: If the text has another form, or there is no such file or function.
+    """
+    file, _, name = text.rpartition(":")
+    if not file.endswith(".py") or not name:
+        raise ConfigurationError(
+            f"--data takes FILE.py:FUNCTION, not {text!r}: name a function without arguments "
+            "that returns batches, such as treadle.data.from_arrays(x, y, batch_size=32)"
+        )
+    path = Path(file).expanduser().absolute()
+    found = read_file(path)
+    if name not in found:
+        raise ConfigurationError(
+            f"--data: {path} has no function {name!r}.{did_you_mean(name, found)}"
+        )
+    return path, name
+
+
+def _sets_from(path: Path, function: str) -> dict[str, Any]:
+    """Execute a file, call a function of it, and return the data sets by name; imports Keras.
+
+    The file of the task is not executed again: it may call `treadle.setup` or register classes.
+    A dict of data sets has the names `FUNCTION/KEY`, a single one the name `FUNCTION`.
+
+    Raises:
+        ConfigurationError: If it is no function, or it returned no data.
+    """
+    from ..recipes._loading import imported, imported_before  # late: it imports Keras
+
+    module = imported_before(path) or imported(path)
+    made: Any = getattr(module, function)
+    if not inspect.isroutine(made):
+        raise ConfigurationError(
+            f"--data: {function} in {path} is of type {type(made).__name__}, and not a function: "
+            "name a function without arguments that returns batches"
+        )
+    found = made()
+    if found is None or (isinstance(found, Mapping) and not found):
+        raise ConfigurationError(
+            f"--data: {function}() in {path} returned no data, but {found!r}: return batches, or "
+            "a dict of data sets by name"
+        )
+    if isinstance(found, Mapping):
+        parts = cast(Mapping[Any, Any], found)
+        return {f"{function}/{name}": part for name, part in parts.items()}
+    return {function: found}

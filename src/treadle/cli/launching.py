@@ -2,14 +2,14 @@
 
 import sys
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Final
 
 import typer
 
 from ..distribute.launcher import launch as launch_processes
 from ..errors import ConfigurationError
 from .commands import command
-from .options import option
+from .options import argument, option
 
 EPILOG = (
     "Exit codes: that of the first process that fails, 128 plus the number of the signal that "
@@ -24,15 +24,13 @@ ALONE: Final = {"replay": "", "certify": ", or call treadle certify with --worke
 class Launch:
     """Options of `treadle launch`."""
 
-    workers: Annotated[int, option("The number of processes.", None, None, "--workers", min=1)]
-    restarts: Annotated[
-        int,
-        option("Start all again after a failure, so many times.", default_shown=True, min=0),
-    ] = 0
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="-- COMMAND", help="A command of treadle, or a Python file."),
-    ] = None
+    workers: int = option("The number of processes.", None, None, "--workers", min=1, required=True)
+    restarts: int = option(
+        "Start all again after a failure, so many times.", default_shown=True, min=0, default=0
+    )
+    words: list[str] | None = argument(
+        metavar="-- COMMAND", help="A command of treadle, or a Python file.", default=None
+    )
 
 
 @command(EPILOG, passes_on=True)

@@ -4,9 +4,9 @@ A command is a function of one dataclass, whose fields are its arguments and opt
 and `RunOptions` hold those that several commands share.
 """
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # importing it would import Keras
 HOW_LONG, HOW, WHERE, WEIGHTS, PRINTED = "How long", "How it runs", "Files", "Weights", "Output"
 PANELS = (None, HOW_LONG, HOW, WHERE, WEIGHTS, PRINTED)
 """The groups of options, in the order of `--help`."""
+DECLARED = "typer"
+"""The key of the declaration of an option in the metadata of a field."""
 
 
 def option(
@@ -26,20 +28,24 @@ def option(
     metavar: str | None = None,
     panel: str | None = None,
     *names: str,
+    default: Any = None,
+    required: bool = False,
     default_shown: bool = False,
     **more: Any,
 ) -> Any:
-    """Return the declaration of an option.
+    """Declare a field of a dataclass as an option.
 
     Args:
         text: The help text.
         metavar: The name of the value.
         panel: The group of options that it belongs to.
-        *names: Names, if they differ from `--FIELD`. A flag needs one.
+        *names: Names, if they differ from `--FIELD`.
+        default: The default value.
+        required: Whether there is no default.
         default_shown: Whether the help shows the default; else the help text names it.
         **more: Further arguments of `typer.Option`, such as `min`.
     """
-    return typer.Option(
+    declared = typer.Option(
         *names,
         help=text,
         metavar=metavar,
@@ -47,11 +53,26 @@ def option(
         show_default=default_shown,
         **more,
     )
+    return _field(declared, MISSING if required else default)
 
 
 def flag(text: str, panel: str | None, *names: str) -> Any:
-    """Return the declaration of an option without a value."""
-    return typer.Option(*names, help=text, rich_help_panel=panel)
+    """Declare a field of a dataclass as an option without a value, named `--FIELD` by default."""
+    return _field(typer.Option(*names, help=text, rich_help_panel=panel), False)
+
+
+def argument(default: Any = MISSING, **more: Any) -> Any:
+    """Declare a field of a dataclass as an argument of the command.
+
+    Args:
+        default: The default value; required without it.
+        **more: Arguments of `typer.Argument`.
+    """
+    return _field(typer.Argument(**more), default)
+
+
+def _field(declared: Any, default: Any) -> Any:
+    return field(default=default, metadata={DECLARED: declared})
 
 
 def _recipe_names(incomplete: str) -> list[str]:
@@ -59,108 +80,115 @@ def _recipe_names(incomplete: str) -> list[str]:
     return [name for name in find() if name.startswith(incomplete)]
 
 
-Backend = Annotated[
-    str | None,
-    option(
+def backend_option() -> Any:
+    """Declare `--backend`."""
+    return option(
         "tensorflow, jax or torch; default: KERAS_BACKEND, then the only installed backend, then "
         "Keras' configuration file.",
         "NAME",
         HOW,
-    ),
-]
-DataDir = Annotated[
-    Path | None,
-    option(
+    )
+
+
+def data_dir_option() -> Any:
+    """Declare `--data-dir`."""
+    return option(
         "Folder with data sets; default: the environment variable TREADLE_DATA, then Keras' "
         "download folder.",
         "FOLDER",
         WHERE,
-    ),
-]
-Epochs = Annotated[
-    int | None, option("Passes over the data; default: the task's own.", "N", HOW_LONG, min=1)
-]
-Steps = Annotated[
-    int | None, option("Number of steps (calls of train_step).", "N", HOW_LONG, min=1)
-]
-Devices = Annotated[
-    int | None,
-    option(
+    )
+
+
+def epochs_option() -> Any:
+    """Declare `--epochs`."""
+    return option("Passes over the data; default: the task's own.", "N", HOW_LONG, min=1)
+
+
+def steps_option() -> Any:
+    """Declare `--steps`."""
+    return option("Number of steps (calls of train_step).", "N", HOW_LONG, min=1)
+
+
+def devices_option() -> Any:
+    """Declare `--devices`."""
+    return option(
         "Split each batch among N devices (JAX); results are those of one device, within rounding. "
         "On a CPU, it is divided into N virtual devices, for a trial.",
         "N",
         HOW,
         min=1,
-    ),
-]
-Deterministic = Annotated[
-    bool,
-    flag(
-        "On a GPU, compute the same bits again, by algorithms that may be slower.",
-        HOW,
-        "--deterministic",
-    ),
-]
-NoCompileCache = Annotated[
-    bool,
-    flag(
+    )
+
+
+def deterministic_flag() -> Any:
+    """Declare `--deterministic`."""
+    return flag("On a GPU, compute the same bits again, by algorithms that may be slower.", HOW)
+
+
+def no_compile_cache_flag() -> Any:
+    """Declare `--no-compile-cache`."""
+    return flag(
         "Compile all programs again, and keep none for the next run (JAX); for all commands: "
         "TREADLE_COMPILE_CACHE=off.",
         HOW,
-        "--no-compile-cache",
-    ),
-]
-Plot = Annotated[
-    Path | None, option("Save a plot to this file: .png, .svg or .pdf.", "FILE.png", PRINTED)
-]
-Quiet = Annotated[bool, flag("Show no progress.", PRINTED, "--quiet", "-q")]
-Json = Annotated[bool, flag("Print one JSON object and nothing else.", PRINTED, "--json")]
-RunDirectory = Annotated[Path, typer.Argument(metavar="FOLDER", help="The directory of a run.")]
-Settings = Annotated[
-    list[str] | None,
-    option(
+    )
+
+
+def plot_option() -> Any:
+    """Declare `--plot`."""
+    return option("Save a plot to this file: .png, .svg or .pdf.", "FILE.png", PRINTED)
+
+
+def quiet_flag() -> Any:
+    """Declare `--quiet`."""
+    return flag("Show no progress.", PRINTED, "--quiet", "-q")
+
+
+def json_flag() -> Any:
+    """Declare `--json`."""
+    return flag("Print one JSON object and nothing else.", PRINTED)
+
+
+def run_directory() -> Any:
+    """Declare the directory of a run."""
+    return argument(metavar="FOLDER", help="The directory of a run.")
+
+
+def settings_option() -> Any:
+    """Declare `--set`."""
+    return option(
         "A setting of the task, as --set units=128. May be repeated. NAME --help lists them.",
         "NAME=VALUE",
         None,
         "--set",
-    ),
-]
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOptions:
     """Options of the commands that make a task."""
 
-    task: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME|FILE.py:TASK",
-            help="A recipe, or your own task: a class in a file, or a treadle.task(…) object.",
-            show_default=False,
-            autocompletion=_recipe_names,
-        ),
-    ]
-    set_: Settings = None
-    backend: Backend = None
-    precision: Annotated[
-        str | None,
-        option(
-            "float32, mixed_bfloat16, mixed_float16 or float64; default: Keras' setting.",
-            "POLICY",
-            HOW,
-        ),
-    ] = None
-    seed: Annotated[
-        int | None,
-        option(
-            "Seed of initial weights and data order; default: the seed set in the file, else 0.",
-            "N",
-            HOW,
-            min=0,
-        ),
-    ] = None
-    data_dir: DataDir = None
-    json: Json = False
+    task: str = argument(
+        metavar="NAME|FILE.py:TASK",
+        help="A recipe, or your own task in a file: a class, a treadle.task(…) object, or a "
+        "function that returns a task, or a compiled keras.Model and its data.",
+        show_default=False,
+        autocompletion=_recipe_names,
+    )
+    set_: list[str] | None = settings_option()
+    backend: str | None = backend_option()
+    precision: str | None = option(
+        "float32, mixed_bfloat16, mixed_float16 or float64; default: Keras' setting.", "POLICY", HOW
+    )
+    seed: int | None = option(
+        "Seed of initial weights and data order; default: the seed set in the file, else 0.",
+        "N",
+        HOW,
+        min=0,
+    )
+    data_dir: Path | None = data_dir_option()
+    json: bool = json_flag()
 
     def recipe(self) -> Recipe:
         """Find the task; imports no framework.
@@ -170,46 +198,32 @@ class TaskOptions:
         """
         return resolve(self.task)
 
-    def made(self, quiet: bool, deterministic: bool = False) -> "Made":
+    def made(self, quiet: bool) -> "Made":
         """Check the settings, import Keras and make the task.
 
         Raises:
             TreadleError: If an option is invalid, or the task cannot be made.
         """
         recipe = self.recipe()
-        return environment.make_task(
-            recipe,
-            recipe.settings(self.set_ or []),
-            backend=self.backend,
-            precision=self.precision,
-            seed=self.seed,
-            data_dir=self.data_dir,
-            quiet=quiet,
-            deterministic=deterministic,
-        )
+        settings = recipe.settings(self.set_ or [])
+        return environment.make_task(recipe, settings, environment.Setup.of(self, quiet=quiet))
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """Options of the commands that make the task of a run again."""
 
-    directory: RunDirectory
-    data_dir: DataDir = None
-    task: Annotated[
-        str | None,
-        option(
-            "The task of the run, in the place of the one that its directory names.",
-            "FILE.py:TASK",
-            WHERE,
-        ),
-    ] = None
-    trust: Annotated[
-        bool,
-        flag(
-            "Execute the script and read the data folder that the directory names, even if you did "
-            "not start the run with them here. Inspect the script first.",
-            WHERE,
-            "--trust",
-        ),
-    ] = False
-    json: Json = False
+    directory: Path = run_directory()
+    data_dir: Path | None = data_dir_option()
+    task: str | None = option(
+        "The task of the run, in the place of the one that its directory names; needed for a "
+        "run that a script started.",
+        "FILE.py:TASK",
+        WHERE,
+    )
+    trust: bool = flag(
+        "Execute the script and read the data folder that the directory names, even if you did "
+        "not start the run with them here. Inspect the script first.",
+        WHERE,
+    )
+    json: bool = json_flag()

@@ -1,57 +1,68 @@
 """The commands `treadle find-lr` (learning rate range test) and `treadle schedule`."""
 
+import ast
+import inspect
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
-
-import typer
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import treadle
 
 from ..core.drawing import checked_picture
-from ..errors import ConfigurationError
-from . import environment, output, schedule_texts
+from ..core.ranges import evaluate
+from ..errors import ConfigurationError, did_you_mean
+from . import environment, output
 from .commands import command
-from .options import Backend, Json, Plot, Settings, TaskOptions, option
+from .options import (
+    TaskOptions,
+    argument,
+    backend_option,
+    json_flag,
+    option,
+    plot_option,
+    settings_option,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FindLr(TaskOptions):
     """Options of `treadle find-lr`."""
 
-    optimizer: Annotated[
-        str | None,
-        option("Optimizer to test if the task has several, as critic_optimizer.", "PATH"),
-    ] = None
-    monitor: Annotated[
-        str,
-        option("The value to monitor, as returned by train_step.", "NAME", default_shown=True),
-    ] = "loss"
-    begin: Annotated[float, option("First learning rate.", "RATE", default_shown=True)] = 1e-6
-    end: Annotated[float, option("Last learning rate.", "RATE", default_shown=True)] = 10.0
-    steps: Annotated[
-        int, option("Steps from the first rate to the last.", "N", default_shown=True, min=10)
-    ] = 100
-    plot: Plot = None
+    optimizer: str | None = option(
+        "Optimizer to test if the task has several, as critic_optimizer.", "PATH"
+    )
+    monitor: str = option(
+        "The value to monitor, as returned by train_step.",
+        "NAME",
+        default_shown=True,
+        default="loss",
+    )
+    begin: float = option("First learning rate.", "RATE", default_shown=True, default=1e-06)
+    end: float = option("Last learning rate.", "RATE", default_shown=True, default=10.0)
+    steps: int = option(
+        "Steps from the first rate to the last.", "N", default_shown=True, min=10, default=100
+    )
+    plot: Path | None = plot_option()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
     """Options of `treadle schedule`."""
 
-    what: Annotated[
-        str,
-        typer.Argument(
-            metavar="SCHEDULE|TASK",
-            help="A schedule, as 'cyclic(1e-4, 1e-2, step_size=500)', or a task, to show the "
-            "learning rates of its optimizers.",
-            show_default=False,
-        ),
-    ]
-    set_: Settings = None
-    steps: Annotated[int, option("Number of steps.", "N", default_shown=True, min=1)] = 1000
-    plot: Plot = None
-    backend: Backend = None
-    json: Json = False
+    what: str = argument(
+        metavar="SCHEDULE|TASK",
+        help="A schedule, as 'cyclic(1e-4, 1e-2, step_size=500)', or a task, to show the "
+        "learning rates of its optimizers.",
+        show_default=False,
+    )
+    set_: list[str] | None = settings_option()
+    steps: int = option("Number of steps.", "N", default_shown=True, min=1, default=1000)
+    plot: Path | None = plot_option()
+    backend: str | None = backend_option()
+    json: bool = json_flag()
 
 
 @command(name="find-lr")
@@ -107,9 +118,9 @@ def schedule(options: Schedule) -> None:
     what, picture = options.what, options.plot and checked_picture(options.plot)
     with output.kept_free(options.json):
         if what.rstrip().endswith(")"):
-            schedule_texts.parsed(what)  # before Keras is imported, which takes seconds
-            environment.prepare(options.backend, quiet=options.json)
-            shown = {what: schedule_texts.build(what)}
+            _parsed(what)  # before Keras is imported, which takes seconds
+            environment.prepare(environment.Setup(backend=options.backend, quiet=options.json))
+            shown = {what: _schedule_of(what)}
         else:
             task = TaskOptions(task=what, set_=options.set_, backend=options.backend)
             shown = _rates(task.made(options.json).task)
@@ -148,4 +159,79 @@ def _rates(task: Any) -> dict[str, Any]:
     return {
         path: rate if isinstance(rate, LearningRateSchedule) else float(found[path].learning_rate)
         for path, rate in rates.items()
+    }
+
+
+def _parsed(text: str) -> ast.expr:
+    """Parse a schedule's text; needs no Keras.
+
+    Raises:
+        ConfigurationError: If the text is not an expression.
+    """
+    try:
+        return ast.parse(text.strip(), mode="eval").body
+    except SyntaxError as error:
+        raise _unreadable(text) from error
+
+
+def _schedule_of(text: str) -> Any:
+    """Return the schedule that a text describes. Imports Keras.
+
+    No code of the text is executed: it may only contain calls of known schedules, by the name of
+    the class or in lower case, lists, numbers, strings and None.
+
+    Raises:
+        ConfigurationError: If it contains anything else, names an unknown schedule, or has
+            arguments that the schedule does not accept.
+    """
+    node, kinds = _parsed(text), _schedules()
+    known = kinds | {re.sub(r"(?<=[a-z])(?=[A-Z])", "_", n).lower(): k for n, k in kinds.items()}
+    try:
+        found = evaluate(
+            node, {}, {name: partial(_make, text, kind) for name, kind in known.items()}
+        )
+    except NameError as error:
+        raise ConfigurationError(
+            f"there is no schedule {error.name!r}.{did_you_mean(str(error.name), kinds)}"
+        ) from error
+    except (LookupError, TypeError, ValueError) as error:
+        raise _unreadable(text) from error
+    if type(found) not in (*kinds.values(), int, float):
+        raise _unreadable(text)
+    return found
+
+
+def _unreadable(text: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"cannot read the schedule {text!r}: write it as a call with numbers, such as "
+        "'cyclic(1e-4, 1e-2, step_size=500)'"
+    )
+
+
+def _make(text: str, kind: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    signature = inspect.signature(kind)
+    try:
+        signature.bind(*args, **named)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"{text}: {kind.__name__}: {error}; its arguments are {', '.join(signature.parameters)}"
+        ) from error
+    try:
+        return kind(*args, **named)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"{text}: {error}") from error
+
+
+def _schedules() -> dict[str, Callable[..., Any]]:
+    """Return the schedules of Keras and Treadle by the names of their classes."""
+    from keras.optimizers import schedules as of_keras
+
+    from .. import schedules
+
+    base = of_keras.LearningRateSchedule
+    return {
+        name: kind
+        for module in (of_keras, schedules)
+        for name, kind in vars(module).items()
+        if inspect.isclass(kind) and issubclass(kind, base) and kind is not base and name[0] != "_"
     }

@@ -1,54 +1,41 @@
-"""The `treadle report` command: writes a report of runs, or serves it while they go on."""
+"""The `treadle report` command: writes a report of runs, or serves it while they train."""
 
 import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from ..errors import ConfigurationError
 from . import output
 from .commands import command
-from .options import PRINTED, WHERE, flag, option
+from .options import PRINTED, WHERE, argument, flag, option
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class ReportOptions:
     """Options of `treadle report`."""
 
-    directories: Annotated[
-        list[Path],
-        typer.Argument(metavar="FOLDER…", help="Run directories, or folders that hold some."),
-    ]
-    out: Annotated[
-        Path | None,
-        option(
-            "The file to write; default: report.html in the run directory or, of several runs, "
-            "in the folder that holds all of them.",
-            "FILE",
-            WHERE,
-            "--out",
-            "-o",
-        ),
-    ] = None
-    open_: Annotated[bool, flag("Open the report in a browser.", PRINTED, "--open")] = False
-    serve: Annotated[
-        bool,
-        flag(
-            "Serve the report on this machine until Ctrl-C, and refresh it while runs train.",
-            PRINTED,
-            "--serve",
-        ),
-    ] = False
-    port: Annotated[
-        int,
-        option("The port of --serve; default: one that is free.", "N", PRINTED, min=0, max=65535),
-    ] = 0
+    directories: list[Path] = argument(
+        metavar="FOLDER…", help="Run directories, or folders that hold some."
+    )
+    out: Path | None = option(
+        "The file to write; default: report.html in the run directory or, of several runs, "
+        "in the folder that holds all of them.",
+        "FILE",
+        WHERE,
+        "--out",
+        "-o",
+    )
+    open_: bool = flag("Open the report in a browser.", PRINTED)
+    serve: bool = flag(
+        "Serve the report on this machine until Ctrl-C, and refresh it while runs train.", PRINTED
+    )
+    port: int = option(
+        "The port of --serve; default: one that is free.", "N", PRINTED, min=0, max=65535, default=0
+    )
 
 
 @command()
-def report(options: Report) -> None:
+def report(options: ReportOptions) -> None:
     """Write a report of one run, or a comparison of several, as one HTML file.
 
     The file shows curves, settings, time, events and images, and requests nothing from any host.

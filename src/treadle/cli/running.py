@@ -1,47 +1,45 @@
 """The commands `run` and `resume`."""
 
+import json
 import os
 import shutil
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 import treadle
 
-from ..core import compile_cache
-from ..core.directory import RUN, LostRecordError, read_run
-from ..core.options import Options, backend_name, precision_name, run_seed
-from ..core.processes import is_chief, on_chief
-from ..core.run_file import RunFile
+from ..core import process_settings
+from ..core.directory import DOCTOR, RUN, LostRecordError, RunFile, read_run
+from ..core.folder import Folder
+from ..core.options import Options
+from ..core.processes import is_chief, process_group
 from ..core.triggers import Span
 from ..core.user_code import changed_code, code_of
 from ..errors import ConfigurationError, DirectoryError
 from ..recipes import Recipe
-from ..report.records import has_checkpoint, recorded_run
-from . import advice, environment, output, trusting
+from ..report.states import has_checkpoint, recorded_run
+from . import advice, environment, opening, output
 from .commands import EPILOG, command
-from .opening import opened
 from .options import (
     HOW,
     HOW_LONG,
     WHERE,
-    Deterministic,
-    Devices,
-    Epochs,
-    NoCompileCache,
-    Quiet,
     RunOptions,
-    Steps,
     TaskOptions,
+    deterministic_flag,
+    devices_option,
+    epochs_option,
     flag,
+    no_compile_cache_flag,
     option,
+    quiet_flag,
+    steps_option,
 )
-from .outcome import print_outcome
-from .preflight import keep, preflight
 
 if TYPE_CHECKING:  # importing them imports NumPy and Keras
     from ..core.history import History
@@ -56,98 +54,67 @@ LASTS = (*ENDS, "until")
 class Run(TaskOptions):
     """Options of `treadle run`."""
 
-    epochs: Epochs = None
-    steps: Steps = None
-    until: Annotated[
-        str | None,
-        option(
-            "Time limit, as '30 min'. The first of these limits that is reached ends the run.",
-            "TIME",
-            HOW_LONG,
-        ),
-    ] = None
-    devices: Devices = None
-    window: Annotated[
-        int | None,
-        option(
-            "Maximum number of steps in one compiled call; does not change results.",
-            "N",
-            HOW,
-            min=1,
-        ),
-    ] = None
-    eager: Annotated[bool, flag("Run steps uncompiled, for debugging (slow).", HOW, "--eager")] = (
-        False
+    epochs: int | None = epochs_option()
+    steps: int | None = steps_option()
+    until: str | None = option(
+        "Time limit, as '30 min'. The first of these limits that is reached ends the run.",
+        "TIME",
+        HOW_LONG,
     )
-    compiler: Annotated[
-        Literal["auto", "inductor", "cuda-graph", "captured"],
-        option(
-            "How captured steps run on PyTorch: 'captured', 'inductor' (PyTorch's compiler), or "
-            "'cuda-graph' (the same, replayed as a CUDA graph).",
-            panel=HOW,
-            default_shown=True,
-        ),
-    ] = "auto"
-    deterministic: Deterministic = False
-    no_compile_cache: NoCompileCache = False
-    preflight: Annotated[
-        bool,
-        flag(
-            "Search for mistakes first, as treadle doctor does, and train only if it finds no "
-            "error. The findings are kept in doctor.json in the run directory.",
-            HOW,
-            "--preflight",
-        ),
-    ] = False
-    directory: Annotated[
-        Path | None,
-        option(
-            "Folder for the files of the run; other files in it are kept. Default: runs/NAME-1, "
-            "runs/NAME-2, ….",
-            "FOLDER",
-            WHERE,
-        ),
-    ] = None
-    fresh: Annotated[
-        bool, flag("Remove the run in the directory, and start from scratch.", WHERE, "--fresh")
-    ] = False
-    override: Annotated[
-        bool, flag("Resume a run even if its configuration differs.", WHERE, "--override")
-    ] = False
-    weights_from: Annotated[
-        Path | None, option("Initialize the weights from this other run.", "FOLDER", WHERE)
-    ] = None
-    quiet: Quiet = False
+    devices: int | None = devices_option()
+    window: int | None = option(
+        "Maximum number of steps in one compiled call; does not change results.", "N", HOW, min=1
+    )
+    eager: bool = flag("Run steps uncompiled, for debugging (slow).", HOW)
+    compiler: Literal["auto", "inductor", "cuda-graph", "captured"] = option(
+        "How captured steps run on PyTorch: 'captured', 'inductor' (PyTorch's compiler), or "
+        "'cuda-graph' (the same, replayed as a CUDA graph).",
+        panel=HOW,
+        default_shown=True,
+        default="auto",
+    )
+    deterministic: bool = deterministic_flag()
+    no_compile_cache: bool = no_compile_cache_flag()
+    preflight: bool = flag(
+        "Inspect a step first, as treadle doctor does, and train only if no mistake is certain. "
+        "The sheet is kept in doctor.json in the run directory.",
+        HOW,
+    )
+    directory: Path | None = option(
+        "Folder for the files of the run; other files in it are kept. Default: runs/NAME-1, "
+        "runs/NAME-2, ….",
+        "FOLDER",
+        WHERE,
+    )
+    fresh: bool = flag("Remove the run in the directory, and start from scratch.", WHERE)
+    override: bool = flag("Resume a run even if its configuration differs.", WHERE)
+    weights_from: Path | None = option(
+        "Initialize the weights from this other run.", "FOLDER", WHERE
+    )
+    quiet: bool = quiet_flag()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resume(RunOptions):
+class ResumeOptions(RunOptions):
     """Options of `treadle resume`."""
 
-    epochs: Annotated[
-        int | None,
-        option(
-            "Passes over the data in total, including those already done. Replaces a recorded "
-            "--epochs and --steps.",
-            "N",
-            HOW_LONG,
-            min=1,
-        ),
-    ] = None
-    steps: Annotated[
-        int | None,
-        option(
-            "Steps in total, including those already done. Replaces a recorded --steps and "
-            "--epochs.",
-            "N",
-            HOW_LONG,
-            min=1,
-        ),
-    ] = None
-    until: Annotated[str | None, option("Time limit, counted from now.", "TIME", HOW_LONG)] = None
-    devices: Devices = None
-    no_compile_cache: NoCompileCache = False
-    quiet: Quiet = False
+    epochs: int | None = option(
+        "Passes over the data in total, including those already done. Replaces a recorded "
+        "--epochs and --steps.",
+        "N",
+        HOW_LONG,
+        min=1,
+    )
+    steps: int | None = option(
+        "Steps in total, including those already done. Replaces a recorded --steps and --epochs.",
+        "N",
+        HOW_LONG,
+        min=1,
+    )
+    until: str | None = option("Time limit, counted from now.", "TIME", HOW_LONG)
+    devices: int | None = devices_option()
+    no_compile_cache: bool = no_compile_cache_flag()
+    quiet: bool = quiet_flag()
 
 
 @command(EPILOG)
@@ -167,7 +134,7 @@ def run(options: Run) -> None:
 
 
 @command(EPILOG)
-def resume(options: Resume) -> None:
+def resume(options: ResumeOptions) -> None:
     """Resume an interrupted run. Does nothing if the run is already finished.
 
     Use --epochs or --steps to extend the run; a finished run can be extended too.
@@ -181,7 +148,7 @@ def resume(options: Resume) -> None:
     """
     directory = options.directory
     # The loop reports a lost record, and writes it again.
-    record, _ = opened(directory, "run the script again, which resumes the run")
+    record, _ = opening.opened(directory, "run the script again, which resumes the run")
     configuration = record["configuration"]
     begun = configuration.get("weights_from")
     if begun and _restores_nothing(directory, record):
@@ -194,7 +161,7 @@ def resume(options: Resume) -> None:
     # The end that the user gives replaces the recorded one, which may be of the other kind.
     ends = ENDS if any(name in changes for name in ENDS) else ()
     kept = {name: None if name in ends else configuration.get(name) for name in LASTS}
-    recipe = trusting.recipe_of(options, configuration)
+    recipe = opening.recipe_of(options, configuration)
     others = {"data_dir": options.data_dir, "recipe": options.task}
     replaced = (*changes, *ends, *(name for name, value in others.items() if value is not None))
     asked = Run(
@@ -207,7 +174,7 @@ def resume(options: Resume) -> None:
         deterministic=configuration.get("deterministic", False),
         no_compile_cache=options.no_compile_cache,
         directory=directory,
-        data_dir=trusting.data_dir_of(options, configuration),
+        data_dir=opening.data_dir_of(options, configuration),
         weights_from=Path(begun) if begun else None,
         quiet=options.quiet,
         json=options.json,
@@ -221,17 +188,11 @@ def _train(
 ) -> None:
     """Train a task and print the outcome; Keras is imported after the options have been checked.
 
-    Args:
-        options: The options.
-        recipe: The task.
-        settings: Its settings.
-        override: Whether the configuration may differ from that of an earlier run, or in what.
-
     Raises:
         TreadleError: If an option is invalid, or training failed.
     """
     if options.no_compile_cache:
-        compile_cache.switch(on=False)
+        process_settings.keep_compiled(on=False)
     if options.until is not None and Span.parse(options.until).of != "seconds":
         raise ConfigurationError(
             f"--until takes a time, as '30 min', not {options.until!r}: for counts there are "
@@ -240,13 +201,17 @@ def _train(
     options = replace(options, quiet=options.quiet or options.json)
     with output.kept_free(options.json):
         earlier = _earlier(options)
-        made = _made(options, recipe, settings, earlier)
+        backend = options.backend
+        if backend is None and earlier is not None and not os.environ.get("KERAS_BACKEND"):
+            backend = earlier["configuration"].get("backend")
+        setup = environment.Setup.of(options, backend=backend)
+        made = environment.make_task(recipe, settings, setup)
         options = replace(options, quiet=options.quiet or not is_chief())
         lasts = _lasts(options, made, recipe.name)
         if not options.quiet and (description := made.describe()):
             output.print_line(description)
         examined = options.preflight and earlier is None
-        report = preflight(made, lasts, options.quiet) if examined else None
+        report = _preflight(made, lasts, options.quiet) if examined else None
         with _directory(options.directory, recipe.name) as directory:
             suggests = earlier is None and not options.quiet and options.precision is None
             if suggests and (suggestion := advice.on_precision(made.task)):
@@ -263,42 +228,34 @@ def _train(
                 console=not options.quiet,
             )
             if is_chief():
-                trusting.remember(directory, recipe, options.data_dir)
+                opening.remember(directory, recipe, options.data_dir)
             if report is not None:
-                keep(report, directory)
+                with Folder.open(directory) as folder:  # where `treadle report` finds it
+                    folder.write(DOCTOR, [report], len(report))
             with loop:
                 history = _fitted(loop, made, directory, options, earlier, lasts)
-        if loop.progress.step == 0:
-            raise ConfigurationError(
-                f"the run in {directory} ended before its first step, so nothing was trained: "
-                f"{loop.reason}. Give it a longer time (--until), or let no hook stop it at the "
-                "start"
-            )
+        _require_steps(loop, directory)
         changed = changed_code(read_run(directory).get("code", {}), code_of(made.task))
     if is_chief():
-        print_outcome(directory, loop, history, changed, options.quiet, options.json)
-    if loop.unfinished:
+        output.print_outcome(directory, loop, history, changed, options.quiet, options.json)
+    if loop.view.unfinished:
         raise typer.Exit(output.UNFINISHED)
 
 
-def _made(
-    options: Run, recipe: Recipe, settings: Mapping[str, Any], earlier: RunFile | None
-) -> "Made":
-    """Make the task, on the backend of an earlier run if the user names none."""
-    backend = options.backend
-    if backend is None and earlier is not None and not os.environ.get("KERAS_BACKEND"):
-        backend = earlier["configuration"].get("backend")
-    return environment.make_task(
-        recipe,
-        settings,
-        backend=backend,
-        precision=options.precision,
-        seed=options.seed,
-        data_dir=options.data_dir,
-        quiet=options.quiet,
-        deterministic=options.deterministic,
-        devices=options.devices,
-    )
+def _require_steps(loop: "treadle.Loop", directory: Path) -> None:
+    if loop.progress.step == 0:
+        raise ConfigurationError(
+            f"the run in {directory} ended before its first step, so nothing was trained: "
+            f"{loop.reason}. Give it a longer time (--until), or let no hook stop it at the start"
+        )
+
+
+def _preflight(made: "Made", lasts: Mapping[str, Any], quiet: bool) -> bytes:
+    """Inspect the task, and return its sheet as JSON."""
+    from .doctoring import preflight  # late, since `treadle --help` lists `doctor` after `run`
+
+    facts = preflight(made, lasts, quiet).facts()
+    return (json.dumps(facts, indent=1) + "\n").encode()
 
 
 def _lasts(options: Run, made: "Made", name: str) -> dict[str, Any]:
@@ -369,16 +326,11 @@ def _configuration(
         "compiler": options.compiler if options.compiler != "auto" else None,
         "weights_from": str(begun.absolute()) if begun else None,
     }
+    data_dir = str(options.data_dir.absolute()) if options.data_dir else None
+    execution = "eager" if options.eager else "auto"
     return {
-        "recipe": recipe.source,
-        "settings": dict(settings),
+        **recipe.configuration(settings, execution, data_dir),
         **lasts,
-        # The values in effect when the task was made, set by options or by the task's file.
-        "seed": run_seed(),
-        "backend": backend_name(),
-        "precision": precision_name(),
-        "execution": "eager" if options.eager else "auto",
-        "data_dir": str(options.data_dir.absolute()) if options.data_dir else None,
         **{name: value for name, value in optional.items() if value is not None},
     }
 
@@ -390,7 +342,8 @@ def _directory(given: Path | None, name: str) -> Generator[Path]:
         yield given
         return
     made = not RUNS.exists()
-    directory = Path(on_chief(lambda: str(_new_directory(name)), "making a directory"))
+    new = process_group().on_chief(lambda: str(_new_directory(name)), "making a directory")
+    directory = Path(new)
     try:
         yield directory
     finally:

@@ -12,10 +12,11 @@ from ..core.directory import CHECKPOINTS, LOG
 from ..core.options import Options
 from ..core.progress import Progress
 from ..errors import CheckpointError
+from ..loop import loop_with
 from ..run.dispatch import HookDispatcher
 from ..run.reporter import Reporter
-from ..run.saved_state import LoopState
 from ..run.services import Services, StartPoint
+from ..run.state import RunState
 from ..steps.optimizers import build_as_saved
 from ..steps.python_values import PythonValues, described
 from . import output
@@ -52,13 +53,13 @@ def trained_loop(
         begun = replace(found, progress=Progress(), source=None, state=state)
         start = StartPoint(begun, directory / LOG, values, {})
     services = Services(hooks=HookDispatcher([], []), reporter=Reporter(silent=True), start=start)
-    loop = treadle.Loop.with_services(task, options, services)
+    loop = loop_with(task, options, services)
     loop.prepare(train)
     build_as_saved(task, state)
     loop.state.assign(state)
     if found is not None:
-        with found.reading("loop.constants"):
-            changes = values.read(LoopState.decode(found).constants)
+        with found.reading("loop.python_values"):
+            changes = values.read(RunState.of(found).python_values)
         values.restore(changes)
         missing = values.missing(changes)
         if missing:

@@ -4,7 +4,6 @@ import warnings
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -16,7 +15,7 @@ from ..tuning import Trial, Tuned
 from ..tuning.space import chosen, read
 from . import environment, output
 from .commands import command
-from .options import HOW, WHERE, Epochs, Quiet, Steps, TaskOptions, flag, option
+from .options import HOW, WHERE, TaskOptions, epochs_option, flag, option, quiet_flag, steps_option
 
 PASSED_ON = (
     *("trials", "monitor", "direction", "directory", "workers", "fresh"),
@@ -32,51 +31,41 @@ SHOWN = 10
 class Tune(TaskOptions):
     """Options of `treadle tune`."""
 
-    trials: Annotated[
-        int,
-        option("Total number of trials, including earlier calls.", "N", default_shown=True, min=1),
-    ] = 20
-    search: Annotated[
-        list[str] | None,
-        option(
-            "Search space of a setting, added to or replacing those in the task's signature: "
-            "'units=64..512 log', 'units=64..512 step 64', 'activation=relu,gelu'. May be "
-            "repeated.",
-            "'NAME=LOW..HIGH'",
-        ),
-    ] = None
-    monitor: Annotated[str, option("The logged value to optimize.", "NAME", default_shown=True)] = (
-        "val_loss"
+    trials: int = option(
+        "Total number of trials, including earlier calls.",
+        "N",
+        default_shown=True,
+        min=1,
+        default=20,
     )
-    direction: Annotated[
-        str | None,
-        option("Whether to minimize or maximize it; default: derived from its name.", "min|max"),
-    ] = None
-    no_pruning: Annotated[bool, flag("Do not end bad trials early.", None, "--no-pruning")] = False
-    epochs: Epochs = None
-    steps: Steps = None
-    workers: Annotated[
-        int,
-        option(
-            "Number of trials to run in parallel, each in its own process.",
-            "P",
-            HOW,
-            default_shown=True,
-            min=1,
-        ),
-    ] = 1
-    directory: Annotated[
-        Path | None,
-        option(
-            "Folder for the database and the run directories; default: runs/NAME-tune.",
-            "FOLDER",
-            WHERE,
-        ),
-    ] = None
-    fresh: Annotated[
-        bool, flag("Remove an earlier search in this directory.", WHERE, "--fresh")
-    ] = False
-    quiet: Quiet = False
+    search: list[str] | None = option(
+        "Search space of a setting, added to or replacing those in the task's signature: "
+        "'units=64..512 log', 'units=64..512 step 64', 'activation=relu,gelu'. May be "
+        "repeated.",
+        "'NAME=LOW..HIGH'",
+    )
+    monitor: str = option(
+        "The logged value to optimize.", "NAME", default_shown=True, default="val_loss"
+    )
+    direction: str | None = option(
+        "Whether to minimize or maximize it; default: derived from its name.", "min|max"
+    )
+    no_pruning: bool = flag("Do not end bad trials early.", None)
+    epochs: int | None = epochs_option()
+    steps: int | None = steps_option()
+    workers: int = option(
+        "Number of trials to run in parallel, each in its own process.",
+        "P",
+        HOW,
+        default_shown=True,
+        min=1,
+        default=1,
+    )
+    directory: Path | None = option(
+        "Folder for the database and the run directories; default: runs/NAME-tune.", "FOLDER", WHERE
+    )
+    fresh: bool = flag("Remove an earlier search in this directory.", WHERE)
+    quiet: bool = quiet_flag()
 
 
 @command(
@@ -154,7 +143,7 @@ def _result(trial: Trial, monitor: str) -> str:
 
 
 def _short(value: object) -> str:
-    from ..core.values import short  # late: it imports NumPy
+    from ..core.logs import short  # late: it imports NumPy
 
     return short(value) if isinstance(value, float) else str(value)
 

@@ -7,21 +7,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from time import sleep
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from ..core.directory import LOG
+from ..core.directory import LOG, flattened
 from ..core.lock import is_in_use
-from ..core.run_file import flattened
 from ..core.terminal import clean
 from ..errors import ConfigurationError, DirectoryError
 from ..report import states
-from ..report.records import recorded_run
-from ..report.states import RunState
+from ..report.states import RunState, recorded_run
 from . import output
 from .commands import command
-from .options import PRINTED, Json, RunDirectory, flag, option
+from .options import PRINTED, argument, flag, json_flag, option, run_directory
 
 INTERVAL = 0.5  # seconds between two reads of a log
 _WIDEST = 1000  # columns, if the output is not a terminal
@@ -31,33 +29,25 @@ _WIDEST = 1000  # columns, if the output is not a terminal
 class Runs:
     """Options of `treadle runs`."""
 
-    root: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="A folder with runs.")] = Path(
-        "runs"
+    root: Path = argument(metavar="[FOLDER]", help="A folder with runs.", default=Path("runs"))
+    sort: str = option(
+        "Sort by directory, state, started, step, a setting or a value; -NAME reverses.",
+        "NAME",
+        PRINTED,
+        default_shown=True,
+        default="directory",
     )
-    sort: Annotated[
-        str,
-        option(
-            "Sort by directory, state, started, step, a setting or a value; -NAME reverses.",
-            "NAME",
-            PRINTED,
-            default_shown=True,
-        ),
-    ] = "directory"
-    json: Json = False
+    json: bool = json_flag()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Log:
+class LogOptions:
     """Options of `treadle log`."""
 
-    directory: RunDirectory
-    last: Annotated[
-        int, option("Lines to begin with.", "N", PRINTED, default_shown=True, min=0)
-    ] = 20
-    follow: Annotated[
-        bool, flag("Print new lines until the run ends.", PRINTED, "--follow", "-f")
-    ] = False
-    json: Annotated[bool, flag("Print one JSON object a line.", PRINTED, "--json")] = False
+    directory: Path = run_directory()
+    last: int = option("Lines to begin with.", "N", PRINTED, default_shown=True, min=0, default=20)
+    follow: bool = flag("Print new lines until the run ends.", PRINTED, "--follow", "-f")
+    json: bool = flag("Print one JSON object a line.", PRINTED)
 
 
 @command()
@@ -85,7 +75,7 @@ def runs(options: Runs) -> None:
 
 
 @command()
-def log(options: Log) -> None:
+def log(options: LogOptions) -> None:
     """Print the last lines of a run's log, also while it trains.
 
     The folder is only read, and no file in it is executed.
@@ -110,11 +100,11 @@ def log(options: Log) -> None:
         sleep(INTERVAL)
     if options.follow:
         run = states.state_of(directory)
-        output.note(f"{run.state}{f': {run.why}' if run.why else ''}")
+        output.note(f"{run.state}{f': {run.reason}' if run.reason else ''}")
 
 
 def _print_line(line: Mapping[str, Any], json: bool) -> None:
-    from ..core.values import line as formatted
+    from ..core.logs import line as formatted
 
     if json:
         typer.echo(json_format.dumps(output.plain(line), allow_nan=False))
@@ -179,11 +169,21 @@ def _print(found: list[RunState]) -> None:
             no_wrap=column == "started",
         )
     differing = states.differing_settings(found)
+    if len(found) == 1:  # nothing to compare: those of layers and optimizers are left out
+        differing = {name for name in differing if "." not in name and name != "holds_eval_step"}
+    else:  # facts about layers that only some runs have would fill the table
+        readable = [set(flattened(run.settings)) for run in found if run.state != "unreadable"]
+        all_have = set[str].intersection(*readable) if readable else set()
+        differing = {
+            name
+            for name in differing
+            if name in all_have or not any(part.isdigit() for part in name.split("."))
+        }
     for run in found:
         settings = "  ".join(
             f"{name}={_setting(value)}"
             for name, value in flattened(run.settings).items()
-            if name in differing
+            if name in differing and (value is not None or len(found) > 1)
         )
         cells = (
             clean(run.directory),
@@ -199,13 +199,13 @@ def _print(found: list[RunState]) -> None:
     Console(highlight=False, width=width).print(table)
     for run in found:
         if run.state in ("unreadable", "failed"):
-            output.note(clean(f"{run.directory} {run.state}: {run.why}", 500))
+            output.note(clean(f"{run.directory} {run.state}: {run.reason}", 500))
 
 
 def _setting(value: Any) -> str:
-    from ..core.values import short
+    from ..core.logs import short
 
-    return short(value) if isinstance(value, float) else str(value)
+    return short(value) if isinstance(value, float) else str(value).rpartition("<locals>.")[2]
 
 
 def _age(started: str) -> str:
@@ -224,7 +224,7 @@ def _age(started: str) -> str:
 
 def _best(run: RunState) -> str:
     """Format the best values: those of the validation, if there is one."""
-    from ..core.values import short
+    from ..core.logs import short
 
     names = [name for name in run.best if name.startswith("val_")] or list(run.best)
     return "  ".join(f"{n} {short(run.best[n][0])} in epoch {run.best[n][1]}" for n in names)

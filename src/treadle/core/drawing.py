@@ -1,7 +1,8 @@
-"""Common style of all plots, drawn with Matplotlib, which is only imported to draw a plot."""
+"""Plots, such as the curves of a history. Matplotlib is only imported to draw one."""
 
 import importlib.util
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from .folder import Folder
 KINDS = ("png", "svg", "pdf")
 LINE = "#2563a8"
 MORE_LINES = ("#d9730d", "#2e8b57", "#8e44ad", "#b03a5b", "#7a6a3a")
+MOST_POINTS = 4000  # of a noisy line; more would not be visible
+LOG_SCALE_FROM = 100.0  # two decades
 
 
 def checked_picture(path: str | Path) -> Path:
@@ -27,8 +30,7 @@ def checked_picture(path: str | Path) -> Path:
     path = Path(path)
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigurationError(
-            f"{path} cannot be drawn, because Matplotlib is not installed: pip install "
-            "'treadle[report]'"
+            f"{path} cannot be drawn, because Matplotlib is not installed: pip install matplotlib"
         )
     kind = path.suffix.removeprefix(".").lower()
     if kind not in KINDS:
@@ -95,3 +97,80 @@ def picture(figure: Any, kind: str, dpi: int = 150) -> bytes:
     content = io.BytesIO()
     figure.savefig(content, dpi=dpi, format=kind)
     return content.getvalue()
+
+
+def draw_chart(
+    path: str | Path,
+    title: str,
+    lines: Sequence[Any],
+    x_label: str,
+    marks: Sequence[tuple[str, float]] = (),
+) -> None:
+    """Write curves, `core.views.Line`, over a logarithmic axis to a picture file.
+
+    The curves that are not faint determine the vertical range.
+
+    Raises:
+        ConfigurationError: The picture cannot be written: see `checked_picture`.
+    """
+    path = checked_picture(path)
+    figure = new_figure(7.0, 4.2)
+    axes = figure.add_subplot()
+    for line in lines:
+        style = {"alpha": 0.25, "linewidth": 0.9} if line.faint else {"linewidth": 1.8}
+        axes.plot(line.x, line.y, color=LINE, label=line.label or None, **style)
+    for color, (name, x) in zip(MORE_LINES, marks, strict=False):
+        axes.axvline(x, color=color, linewidth=1.4, linestyle="--", label=f"{name}: {x:.2g}")
+    shown = [y for line in lines if not line.faint for y in line.y]
+    room = 0.2 * (max(shown) - min(shown)) or 1.0
+    axes.set_ylim(min(shown) - room, max(shown) + room)
+    axes.set_xscale("log")
+    style_axes(axes, title, x_label, "")
+    axes.legend(frameon=False)
+    save(figure, path)
+
+
+def draw_panels(panels: Sequence[Any]) -> Any:
+    """Return a Matplotlib figure with a subplot for each panel, see `core.history.Panel`."""
+    columns = 2 if len(panels) in (2, 4) else min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = new_figure(5.0 * columns + 0.6, 3.6 * rows)
+    axes: Any = None
+    for position, panel in enumerate(panels, start=1):
+        axes = figure.add_subplot(rows, columns, position, sharex=axes)
+        _draw_panel(axes, panel)
+    return figure
+
+
+def _draw_panel(axes: Any, panel: Any) -> None:
+    steps, values = panel.noisy
+    if len(steps):
+        every = -(-len(steps) // MOST_POINTS)
+        if len(steps) > len(panel.smooth[0]):
+            axes.plot(steps[::every], values[::every], color=LINE, alpha=0.2, linewidth=0.8)
+        axes.plot(*panel.smooth, color=LINE, linewidth=1.8, label="training")
+    colors = iter(MORE_LINES * len(panel.points))
+    for label, line in panel.points.items():
+        axes.plot(
+            list(line),
+            list(line.values()),
+            color=LINE if label == "training" else next(colors),
+            linewidth=1.8,
+            marker="o",
+            markersize=4 if len(line) <= 30 else 0,
+            label=label,
+        )
+    _scale(axes, panel)
+    style_axes(axes, panel.name, "step", panel.name)
+    count_in_thousands(axes)
+    axes.legend(frameon=False)
+
+
+def _scale(axes: Any, panel: Any) -> None:
+    shown = panel.shown()
+    low, high = float(shown.min()), float(shown.max())
+    if "loss" in panel.name and low > 0 and high / low > LOG_SCALE_FROM:
+        axes.set_yscale("log")
+        axes.set_ylim(low / 1.3, high * 1.3)
+    elif high > low:
+        axes.set_ylim(low - 0.06 * (high - low), high + 0.06 * (high - low))

@@ -34,10 +34,13 @@ def switch(on: bool) -> None:
     """Set Keras' `floatx`, and let its functions keep float64, or not."""
     import keras
 
+    parts: Any = None
+    if on != is_on():  # first, since a version of Keras may lack them
+        parts = keras_internals.promotion, keras_internals.backend_numpy
     keras.config.set_floatx("float64" if on else "float32")
-    if on == is_on():
+    if parts is None:
         return
-    promotion, numpy = keras_internals.promotion, keras_internals.backend_numpy
+    promotion, numpy = parts
     if on:
         CONVERTED.add(_NARROW)
         _replaced.update(float64=promotion.BIT64_TO_BIT32_DTYPE["float64"], mean=numpy.mean)

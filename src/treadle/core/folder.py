@@ -11,20 +11,39 @@ import re
 import secrets
 import stat
 import weakref
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, NoReturn, TypeVar
 
 from ..errors import DirectoryError, TreadleError
-from . import file_operations as operations
-from .file_operations import Piece
+from .claims import Claim, Identity, identity_of
+from .folder_operations import (
+    Piece,
+    append,
+    create_file,
+    free_bytes,
+    inspect,
+    list_names,
+    make_folder,
+    open_file,
+    open_path,
+    open_subfolder,
+    open_to_append,
+    read_file,
+    remove_empty,
+    replace,
+    sync_file,
+    sync_folder,
+    truncate,
+    unlink,
+)
 
 T = TypeVar("T")
 
 PARTIAL = ".partial-"
 _TEMPORARY = re.compile(rf"{re.escape(PARTIAL)}(.+)-[0-9a-f]{{8}}", re.DOTALL)
-
+_LEVELS = 30  # of nested folders that are open at once during a removal
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # What the system reports for links, folders, pipes, devices and hard links in the place of a file.
 _MISPLACED = (
@@ -43,6 +62,7 @@ _KINDS = (
     (stat.S_ISSOCK, "a socket"),
 )
 FILE, FOLDER, LINK = "a file", "a folder", "a symbolic link"
+_REMOVED, _REPLACED = "was removed", "was replaced by something else"
 
 
 class FileSystem:
@@ -61,7 +81,7 @@ class Folder:
         descriptor: The descriptor of the open directory, which this object closes. None if the
             platform has no such descriptors.
         error: The class of the exceptions that methods raise, with the path and the reason.
-        system: Performs the operations.
+        system: Performs the file system operations.
 
     Raises:
         TreadleError: Every method raises an exception of class `error` if an operation fails.
@@ -98,18 +118,33 @@ class Folder:
             create: Create the directory and its missing parents durably.
             error: The class of the exceptions of this folder.
             system: Performs the operations; by default `FileSystem()`.
+
+        Raises:
+            DirectoryError: A run of this process trains into the directory, and the path leads to
+                another one now, or to none.
         """
         path, system = Path(path), system or FileSystem()
-        if create and path.parent != path and not path.is_dir():
+        claim = Claim.of(path)
+        if create and claim is None and path.parent != path and not path.is_dir():
             with cls.open(path.parent, True, error, system) as parent:
                 if not path.is_dir():  # as for a/.. when there is no a
                     return parent.subfolder(path.name, create=True, follow=True)
         try:
-            return cls(path, system.perform(operations.open_path, path), error, system)
+            folder = cls(path, system.perform(open_path, path), error, system)
         except OSError as failure:
+            if claim is not None:
+                claim.check(path)
             raise error(
                 f"cannot open the folder {path}: {failure.strerror or failure}"
             ) from failure
+        if claim is not None:
+            claim.check(path if folder.descriptor is None else folder.descriptor)
+        return folder
+
+    @property
+    def identity(self) -> Identity:
+        """The device and the inode of the directory, which another one in its place lacks."""
+        return identity_of(self.path if self.descriptor is None else self.descriptor)
 
     def close(self) -> None:
         """Close the directory, which must not be used afterwards."""
@@ -138,27 +173,23 @@ class Folder:
         """
         if create:
             with self._reporting("make the folder", name), suppress(FileExistsError):
-                self._perform(operations.make_folder, self, name)
+                self._system.perform(make_folder, self, name)
             self.sync()
-        with self._reporting("open the folder", name, expected=FOLDER):
-            opened = self._perform(operations.open_subfolder, self, name, follow)
+        opened = self._do("open the folder", name, open_subfolder, name, follow, expected=FOLDER)
         return Folder(self.path / name, opened, self._error, self._system)
 
     def make_folder(self, name: str) -> None:
         """Create a folder that does not exist, without syncing its name to disk."""
-        with self._reporting("make the folder", name):
-            self._perform(operations.make_folder, self, name)
+        self._do("make the folder", name, make_folder, name)
 
     def names(self) -> list[str]:
         """Return the sorted names of the files and folders in this folder."""
-        with self._reporting("list the folder"):
-            return sorted(self._perform(operations.list_names, self))
+        return sorted(self._do("list the folder", "", list_names))
 
     def kind(self, name: str) -> str | None:
         """Return `"a file"`, `"a folder"`, `"a symbolic link"` …; None if there is nothing."""
-        with self._reporting("inspect", name), suppress(FileNotFoundError):
-            return _kind_of(self._perform(operations.inspect, self, name).st_mode)
-        return None
+        found = self._status(name)
+        return None if found is None else _kind_of(found.st_mode)
 
     def is_folder(self, name: str) -> bool:
         """Return whether there is a folder, and not a link to one."""
@@ -166,17 +197,15 @@ class Folder:
 
     def size(self, name: str) -> int | None:
         """Return the size of a file; None if there is no regular file."""
-        with self._reporting("inspect", name), suppress(FileNotFoundError):
-            found = self._perform(operations.inspect, self, name)
-            return found.st_size if stat.S_ISREG(found.st_mode) else None
-        return None
+        found = self._status(name)
+        return found.st_size if found is not None and stat.S_ISREG(found.st_mode) else None
 
     @contextmanager
     def opened(self, name: str) -> Generator[tuple[BinaryIO, int]]:
         """Open a file for reading; yield the file and its size."""
         with (
             self._reporting("read", name, expected=FILE),
-            self._perform(operations.open_file, self, name) as file,
+            self._system.perform(open_file, self, name) as file,
         ):
             yield file, os.fstat(file.fileno()).st_size
 
@@ -185,7 +214,7 @@ class Folder:
         with self.opened(name) as (file, size):
             if size <= limit:
                 # A growing file is read no further than the limit.
-                return self._perform(operations.read_file, file, limit)
+                return self._system.perform(read_file, file, limit)
         path = self.path / name
         raise self._error(f"{path} has {size:,} bytes; at most {limit:,} are expected")
 
@@ -198,14 +227,15 @@ class Folder:
             size: The approximate size in bytes, for the error message if the disk is full.
             sync: Sync the content to disk.
         """
-        with (
-            self._reporting("write", name, size),
-            self._perform(operations.create_file, self, name) as file,
-        ):
+        with self._reporting("write", name, size):
+            self._create(name, pieces, sync)
+
+    def _create(self, name: str, pieces: Iterable[Piece], sync: bool) -> None:
+        with self._system.perform(create_file, self, name) as file:
             for piece in pieces:
-                self._perform(operations.append, file, piece)
+                self._system.perform(append, file, piece)
             if sync:
-                self._perform(operations.sync_file, file)
+                self._system.perform(sync_file, file)
 
     def write(self, name: str, pieces: Iterable[Piece], size: int = 0, sync: bool = True) -> None:
         """Write a file, or replace one, so that a crash leaves the old or the new file.
@@ -221,15 +251,11 @@ class Folder:
         temporary = partial(name)
         with self._reporting("write", name, size, expected=FILE):
             try:
-                with self._perform(operations.create_file, self, temporary) as file:
-                    for piece in pieces:
-                        self._perform(operations.append, file, piece)
-                    if sync:
-                        self._perform(operations.sync_file, file)
-                self._perform(operations.replace, self, temporary, name)
+                self._create(temporary, pieces, sync)
+                self._system.perform(replace, self, temporary, name)
             except Exception:
                 with suppress(OSError):
-                    self._perform(operations.unlink, self, temporary)
+                    self._system.perform(unlink, self, temporary)
                 raise
         if sync:
             self.sync()
@@ -246,9 +272,9 @@ class Folder:
         try:
             with self.subfolder(temporary) as folder, self._reporting("write", name, expected=FILE):
                 save(folder.path / name)
-                with self._perform(operations.open_file, folder, name) as file:
-                    self._perform(operations.sync_file, file)
-                self._perform(operations.replace, folder, name, name, self)
+                with self._system.perform(open_file, folder, name) as file:
+                    self._system.perform(sync_file, file)
+                self._system.perform(replace, folder, name, name, self)
         finally:
             self.remove_folder(temporary)
         self.sync()
@@ -260,80 +286,130 @@ class Folder:
         """
         with self._reporting("write", name, expected=FILE):
             created = self.kind(name) is None
-            file = self._perform(operations.open_to_append, self, name)
+            file = self._system.perform(open_to_append, self, name)
         if created:
             self.sync()
         return file
 
     def append(self, file: BinaryIO, piece: Piece) -> None:
-        """Write a complete piece to a file opened by `append_to`."""
+        """Write a complete piece to a file opened by `append_to`.
+
+        Raises:
+            TreadleError: The file is not in its place any more, or another process wrote to it.
+        """
         try:  # not `_reporting`, which takes eight times as long: logs call this in each window
-            self._system.perform(operations.append, file, piece)
+            if (fault := _fault_of(file)) is not None:
+                self._report_lost(file, fault)
+            self._system.perform(append, file, piece)
         except OSError as error:
             raise self._failure(error, "write", Path(file.name).name, len(piece)) from error
+
+    def _report_lost(self, file: BinaryIO, fault: str) -> NoReturn:
+        """Raise an error about a file that is not in its place any more, and save its content."""
+        path = Path(file.name)
+        if claim := Claim.of(self.path):
+            claim.check(self.path)
+        what = f"{path} {fault} while the run was writing to it"
+        how = "put it back as it was"
+        if fault in (_REMOVED, _REPLACED):
+            with suppress(TreadleError):
+                name = path.name if self.kind(path.name) is None else f"{path.name}.saved"
+                self.create(name, _content(file))
+                self.sync()
+                how = f"put {self.path / name} in its place, which holds all that the run wrote"
+                if name == path.name:
+                    what, how = f"{what}, and is there again with all that the run wrote", ""
+        how = f"To resume, {how}, and" if how else "To resume,"
+        raise self._error(f"{what}. {how} run the script again")
 
     def truncate(self, file: BinaryIO, size: int) -> None:
         """Shorten a file opened by `append_to`."""
         with self._reporting("shorten", Path(file.name).name):
-            self._perform(operations.truncate, file, size)
+            self._system.perform(truncate, file, size)
 
     def flush(self, file: BinaryIO) -> None:
         """Sync the content of a file opened by `append_to` to disk."""
         with self._reporting("write", Path(file.name).name):
-            self._perform(operations.sync_file, file)
+            self._system.perform(sync_file, file)
 
     def flush_file(self, name: str) -> None:
         """Sync the content of a file that was written without `sync` to disk."""
         with (
             self._reporting("write", name),
-            self._perform(operations.open_file, self, name) as file,
+            self._system.perform(open_file, self, name) as file,
         ):
-            self._perform(operations.sync_file, file)
+            self._system.perform(sync_file, file)
 
     def version(self, name: str) -> tuple[int, int] | None:
         """Return the inode and modification time of a file, which change when it is written."""
-        with self._reporting("inspect", name), suppress(FileNotFoundError):
-            found = self._perform(operations.inspect, self, name)
-            return found.st_ino, found.st_mtime_ns
-        return None
+        found = self._status(name)
+        return None if found is None else (found.st_ino, found.st_mtime_ns)
 
     def rename(self, old: str, new: str) -> None:
         """Rename a file or a folder. An existing file may only be replaced by a file."""
-        with self._reporting("rename", old):
-            self._perform(operations.replace, self, old, new)
+        self._do("rename", old, replace, old, new)
 
     def remove_file(self, name: str) -> None:
         """Remove a file or a link, if there is one."""
         with self._reporting("remove", name), suppress(FileNotFoundError):
-            self._perform(operations.unlink, self, name)
+            self._system.perform(unlink, self, name)
 
     def remove_folder(self, name: str) -> None:
-        """Remove a folder and its content, if there is one. A link itself is removed."""
+        """Remove a folder and its content, if there is one. A link itself is removed.
+
+        Folders more than `_LEVELS` levels deep are first moved into this one, which limits how many
+        are open at once. They get the names of incomplete saves, which the next process removes if
+        this one crashes.
+        """
+        waiting = [name]
+        while waiting:
+            waiting += self._remove(waiting.pop(), self, written_as(name) or name, _LEVELS)
+
+    def _remove(self, name: str, top: "Folder", kind: str, levels: int) -> list[str]:
+        """Remove a folder down to some levels; move deeper ones up, and return their names."""
         if not self.is_folder(name):
             self.remove_file(name)
-            return
+            return []
+        if not levels:
+            moved = partial(kind)
+            self._do("move", name, replace, name, moved, top)
+            return [moved]
+        found: list[str] = []
         with self.subfolder(name) as folder:
-            for found in folder.names():
-                folder.remove_folder(found)
+            for part in folder.names():
+                found += folder._remove(part, top, kind, levels - 1)
         self.remove_empty_folder(name)
+        return found
 
     def remove_empty_folder(self, name: str) -> None:
         """Remove a folder, which must be empty."""
         with self._reporting("remove the folder", name), suppress(FileNotFoundError):
-            self._perform(operations.remove_empty, self, name)
+            self._system.perform(remove_empty, self, name)
 
     def sync(self) -> None:
         """Sync the names in this folder to disk."""
-        with self._reporting("sync the folder"):
-            self._perform(operations.sync_folder, self)
+        self._do("sync the folder", "", sync_folder)
 
     def free(self) -> int:
         """Return the number of free bytes on the disk of this folder."""
-        with self._reporting("inspect the disk of"):
-            return self._perform(operations.free_bytes, self)
+        return self._do("inspect the disk of", "", free_bytes)
 
-    def _perform(self, operation: Callable[..., T], *arguments: Any) -> T:
-        return self._system.perform(operation, *arguments)
+    def _status(self, name: str) -> os.stat_result | None:
+        with self._reporting("inspect", name), suppress(FileNotFoundError):
+            return self._system.perform(inspect, self, name)
+        return None
+
+    def _do(
+        self,
+        doing: str,
+        name: str,
+        operation: Callable[..., T],
+        *arguments: Any,
+        expected: str = "",
+    ) -> T:
+        """Perform an operation on this folder, and report what fails."""
+        with self._reporting(doing, name, expected=expected):
+            return self._system.perform(operation, self, *arguments)
 
     @contextmanager
     def _reporting(
@@ -364,7 +440,7 @@ class Folder:
     def _misplaced(self, name: str, expected: str) -> str:
         """Return the reason if there is something of another kind than expected; else empty."""
         try:
-            found = self._perform(operations.inspect, self, name)
+            found = self._system.perform(inspect, self, name)
         except OSError:
             return ""
         kind = _kind_of(found.st_mode)
@@ -398,3 +474,25 @@ def written_as(temporary: str) -> str:
 
 def _kind_of(mode: int) -> str:
     return next((kind for is_kind, kind in _KINDS if is_kind(mode)), "a device")
+
+
+def _fault_of(file: BinaryIO) -> str | None:
+    """Return what happened to a file that is being written, if it is not as it was left."""
+    found = os.fstat(file.fileno())
+    try:
+        there = os.stat(file.name, follow_symlinks=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return _REMOVED
+    except OSError:  # a network may fail for a moment: the write itself reports it, if it lasts
+        return None
+    if (there.st_ino, there.st_dev) != (found.st_ino, found.st_dev):
+        return _REPLACED
+    size = file.tell()
+    return None if found.st_size == size else f"had {size:,} bytes and has {found.st_size:,}"
+
+
+def _content(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the content of a file opened by `append_to`, also of one that was removed."""
+    file.seek(0)
+    while piece := file.read(1 << 20):
+        yield piece

@@ -2,19 +2,21 @@
 
 import importlib
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
 from ..errors import ConfigurationError, did_you_mean
-from . import curves, views
-from .logs import Array, Record, StepLogs
-from .values import short
+from . import drawing, views
+from .logs import Array, Record, StepLogs, plain, short
 
 # Of a view in a notebook. `history.plot()` draws everything.
 MOST_CHARTS, MOST_EPOCHS, MOST_COLUMNS = 6, 10, 20
+SMOOTHED_OVER = 40  # the window of the moving mean is the number of steps divided by this
+
+Line = tuple[Array, Array]
 
 
 @dataclass(repr=False)
@@ -46,6 +48,13 @@ class History:
     def _repr_html_(self) -> str:
         """Return the curves and the last epochs, which a notebook displays."""
         return views.block(repr(self), *html_parts(self))
+
+    @property
+    def history(self) -> dict[str, list[Any]]:
+        """The values of the finished epochs by name, as in what Keras' `fit` returns."""
+        epochs = self.epochs
+        names = dict.fromkeys(name for values in epochs for name in values)
+        return {name: [values[name] for values in epochs if name in values] for name in names}
 
     def add(self, record: Record) -> None:
         """Append a record."""
@@ -118,6 +127,12 @@ class History:
             raise KeyError(message)
         return self._chunks[0].values[name]
 
+    def rows(self, after: int = 0) -> Iterator[tuple[int, dict[str, float]]]:
+        """Yield `(step, {name: value})` for every step after a step."""
+        for chunk in self._chunks:
+            if chunk.progress.step > after:
+                yield from chunk.rows(after)
+
     def plot(self, *names: str) -> Any:
         """Plot the loss and the metrics over the steps, training next to validation.
 
@@ -146,8 +161,7 @@ class History:
         """
         if importlib.util.find_spec("matplotlib") is None:
             raise ConfigurationError(
-                "history.plot() needs Matplotlib, which is not installed: pip install "
-                "'treadle[report]'"
+                "history.plot() needs Matplotlib, which is not installed: pip install matplotlib"
             )
         panels = panels_of(self, names)
         for name in names:
@@ -162,7 +176,7 @@ class History:
                 "history.plot(): the history has no finite number of an epoch, a validation or a "
                 "step: train first"
             )
-        return curves.draw([panel for panel in panels if not names or panel.name in names])
+        return drawing.draw_panels([panel for panel in panels if not names or panel.name in names])
 
     def to_pandas(self, rows: Literal["epochs", "steps", "records"] = "epochs") -> Any:
         """Return the history as a pandas data frame.
@@ -230,15 +244,91 @@ class History:
         self._chunks[:] = [merged]
 
 
-def panels_of(history: History, names: Sequence[str] = ()) -> list[curves.Panel]:
-    """Return the curves of a history, grouped into subplots.
+@dataclass
+class Panel:
+    """The data of one subplot.
+
+    Attributes:
+        name: The name of the value.
+        noisy: The steps and the value at each; empty if steps do not return it.
+        points: For each label, the value of each epoch or validation by step.
+    """
+
+    name: str
+    noisy: Line
+    points: dict[str, dict[int, float]] = field(default_factory=lambda: {})
+
+    @property
+    def smooth(self) -> Line:
+        """The moving mean of the values returned by steps."""
+        steps, values = self.noisy
+        width = max(1, len(values) // SMOOTHED_OVER)
+        if width == 1:
+            return steps, values
+        sums = np.cumsum(np.concatenate([[0.0], values]))
+        middles = steps[width // 2 :][: len(values) - width + 1]
+        return middles, (sums[width:] - sums[:-width]) / width
+
+    def shown(self) -> Array:
+        """Return the values that determine the axis limits, without outliers of single steps."""
+        points = [value for line in self.points.values() for value in line.values()]
+        parts = [self.smooth[1], np.asarray(points, float)]
+        if len(self.noisy[1]):
+            parts.append(np.percentile(self.noisy[1], [0.5, 99.5]))
+        values = np.concatenate(parts)
+        return values[np.isfinite(values)]
+
+
+def panels_of(history: History, names: Sequence[str] = ()) -> list[Panel]:
+    """Group the values of a history into subplots; the loss comes first.
 
     Args:
         history: The history.
         names: Values of steps to include, although no epoch or validation recorded them.
     """
     steps = {name: history.steps(name) for name in history.step_names}
-    return curves.panels(steps, history.first_step or 1, history.records, names)
+    first_step = history.first_step or 1
+    records = [record for record in history.records if record.kind in ("epoch", "validation")]
+    recorded = list(dict.fromkeys(name for record in records for name in record.values))
+    training = [name for name in recorded if not name.startswith("val_")]
+    by_epoch = any(record.kind == "epoch" for record in records)
+    found: dict[str, Panel] = {}
+    for name in ["loss", *recorded, *(name for name in names if name in steps)]:
+        base, _ = split_name(name, training)
+        if base not in found:
+            found[base] = Panel(base, _finite(steps.get(base, np.empty(0)), first_step))
+    for record in records:
+        for name, value in record.values.items():
+            base, label = split_name(name, training)
+            number = plain(value)
+            # Within an epoch, the record of a validation has the means of an unfinished epoch.
+            partial = label == "training" and by_epoch and record.kind == "validation"
+            if not partial and isinstance(number, (int, float)):
+                found[base].points.setdefault(label, {})[record.progress.step] = float(number)
+    for panel in found.values():
+        if len(panel.noisy[0]):
+            panel.points.pop("training", None)  # the smoothed line shows the same
+    return [panel for panel in found.values() if len(panel.shown())]
+
+
+def split_name(name: str, training: Sequence[str]) -> tuple[str, str]:
+    """Split a name into metric and data set: `val_extra_loss` is the loss on `extra`."""
+    if not name.startswith("val_"):
+        return name, "training"
+    rest = name.removeprefix("val_")
+    if rest not in training:
+        for base in sorted(training, key=len, reverse=True):
+            if rest.endswith(f"_{base}"):
+                return base, f"validation, {rest.removesuffix(f'_{base}')}"
+    return rest, "validation"
+
+
+def _finite(values: Array, first_step: int) -> Line:
+    """Return the steps with a finite value, and the values."""
+    values = np.asarray(values, float)
+    steps = first_step + np.arange(len(values))
+    finite = np.isfinite(values)
+    return steps[finite], values[finite]
 
 
 def html_parts(history: History) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..errors import NonFiniteError
 from .history import History
 from .logs import Record, StepLogs
 from .options import Options
@@ -71,6 +72,14 @@ class LoopView(Protocol):
         ...
 
     @property
+    def executed(self) -> Mapping[str, Any] | None:
+        """How steps are executed, as the recorded fields; None before the first step.
+
+        See `treadle.backends.plans.Execution.facts`.
+        """
+        ...
+
+    @property
     def optimizers(self) -> Mapping[str, Any]:
         """The optimizers that `train_step` applies, by path; none before the first step."""
         ...
@@ -90,17 +99,20 @@ class LoopView(Protocol):
 
     @property
     def costs(self) -> Costs:
-        """The time that the run has spent on compiling and waiting."""
+        """The number of compiled programs, and the seconds spent on what is not training.
+
+        That is compiling, waiting for data, validating and saving.
+        """
         ...
 
     @property
     def epochs_planned(self) -> int | None:
-        """The number of epochs at which this call of `fit` ends, or None if it has no such end."""
+        """The number of epochs of the run at the end of this call, or None if unknown."""
         ...
 
     @property
     def steps_planned(self) -> int | None:
-        """The step at which this call of `fit` ends, or None if unknown."""
+        """The step at which this call ends, or None if unknown."""
         ...
 
     @property
@@ -110,17 +122,20 @@ class LoopView(Protocol):
 
     @property
     def reads_shares(self) -> bool:
-        """Whether each process reads its own share of the data: then all capture the state."""
+        """Whether each process reads its own share of the data.
+
+        If so, every process must call `capture`.
+        """
         ...
 
     @property
     def reason(self) -> str | None:
-        """The reason given for stopping the run, or None."""
+        """The reason given for stopping the call, or None."""
         ...
 
     @property
     def unfinished(self) -> bool:
-        """Whether the run was interrupted before its planned end, and is meant to be resumed."""
+        """Whether the call was interrupted before its planned end, and is meant to be resumed."""
         ...
 
     @property
@@ -158,7 +173,10 @@ class LoopView(Protocol):
         ...
 
     def batch_at(self, step: int) -> Any:
-        """Return the batch of a step (from 1) of the window that ran last, as NumPy arrays."""
+        """Return the batch of a step (from 1) of the window that ran last, as NumPy arrays.
+
+        If each process reads its own share of the data, all must call this: it has all rows.
+        """
         ...
 
     def stop(self, why: str) -> None:
@@ -167,6 +185,14 @@ class LoopView(Protocol):
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Log values at the current step."""
+        ...
+
+    def print(self, text: str) -> None:
+        """Print a text in the console, if progress is shown."""
+        ...
+
+    def save(self) -> None:
+        """Save a checkpoint now, and wait until it is on disk."""
         ...
 
     def metrics(self) -> dict[str, float]:
@@ -283,3 +309,17 @@ class DetailedHook(Hook):
 
     def after_end(self, loop: LoopView, error: BaseException | None) -> None:
         """Called after the `end` of all hooks, when all files of the run are written."""
+
+
+class RolledBack(NonFiniteError):
+    """Raised by a hook to make the loop roll back to a checkpoint. Users never see it.
+
+    Args:
+        why: What was not finite.
+        passed: The progress before the batch that must be skipped; None if the step that caused
+            the non-finite value is not known yet.
+    """
+
+    def __init__(self, why: str, passed: Progress | None = None) -> None:
+        super().__init__(why)
+        self.passed = passed

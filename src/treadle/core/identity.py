@@ -7,22 +7,18 @@ import inspect
 import json
 import math
 import platform
-import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any, Final
+from typing import Any
 
-from .attributes import attributes_of
-from .determinism import is_deterministic
 from .options import backend_name, precision_name, run_seed, without_tensorflow
-from .user_code import PLAIN, function_of, namespace_of
-
-SHARDED: Final = "sharded over {} processes (inexact on another number of processes)"
-"""What a plan says about a source of which each process reads its own share."""
+from .process_settings import is_deterministic
+from .user_code import PLAIN, attributes_of, function_of, namespace_of
 
 SOURCE_FACTS = (
     "length",
@@ -120,6 +116,8 @@ def versions() -> dict[str, str]:
         ['jax', 'keras']
     """
     found = {package: _version(package) for package in PACKAGES}
+    if "keras" in sys.modules:  # its nightly builds are a package of another name
+        found["keras"] = sys.modules["keras"].__version__
     installed = {package: number for package, number in found.items() if number is not None}
     return {"python": platform.python_version(), **installed}
 
@@ -149,17 +147,6 @@ def source_facts(source: Any) -> dict[str, Any]:
         return {"sharded": True}
     found = {name: getattr(source, name, None) for name in SOURCE_FACTS}
     return {name: value for name, value in found.items() if value is not None}
-
-
-def planned_shards(plan: str) -> int:
-    """Return among how many processes a plan divides the reading of the data, 1 if it does not.
-
-    Example:
-        >>> planned_shards(f"eager, {SHARDED.format(2)}")
-        2
-    """
-    found = re.search(r"sharded over (\d+) processes", plan)
-    return 1 if found is None else int(found[1])
 
 
 def in_json_types(values: Mapping[str, Any]) -> dict[str, Any]:

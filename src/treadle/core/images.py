@@ -56,7 +56,7 @@ class Image:
         if values.ndim != 3 or values.shape[2] not in COLOR_TYPES or 0 in values.shape:
             raise ConfigurationError(
                 "an Image is of shape (height, width), (height, width, 1) or (height, width, 3), "
-                f"not {np.shape(array)}: use treadle.image_grid for several images"
+                f"not {np.shape(array)}: use treadle.Image.grid for several images"
             )
         self.pixels: np.ndarray[Any, np.dtype[np.uint8]] = _as_bytes(values, "an Image")
         self.pixels.flags.writeable = False
@@ -96,40 +96,40 @@ class Image:
         """Return the PNG file that IPython displays in a notebook."""
         return self.png()
 
+    @classmethod
+    def grid(cls, samples: Any, columns: int) -> "Image":
+        """Arrange images in a grid, row by row; the remainder of the last row is black.
 
-def image_grid(samples: Any, columns: int) -> Image:
-    """Arrange images in a grid, row by row; the remainder of the last row is black.
+        Args:
+            samples: Images of shape (n, height, width), (n, height, width, 1) or (n, height, width,
+                3), with the dtypes and values that `Image` accepts.
+            columns: The number of images per row.
 
-    Args:
-        samples: Images of shape (n, height, width), (n, height, width, 1) or (n, height, width, 3),
-            with the dtypes and values that `Image` accepts.
-        columns: The number of images per row.
+        Raises:
+            ConfigurationError: Another shape or dtype, floats outside of [-0.5, 1.5], or `columns`
+                is not a whole number of at least 1.
 
-    Raises:
-        ConfigurationError: Another shape or dtype, floats outside of [-0.5, 1.5], or `columns` is
-            not a whole number of at least 1.
-
-    Example:
-        >>> image_grid(np.random.default_rng(0).random((10, 28, 28)), columns=4)
-        Image(84x112, grey)
-    """
-    columns = whole_number("columns", columns, ConfigurationError)
-    values = _array(samples)
-    if values.ndim == 3:
-        values = values[..., None]
-    if values.ndim != 4 or values.shape[3] not in COLOR_TYPES or 0 in values.shape:
-        raise ConfigurationError(
-            "image_grid takes samples of shape (n, height, width), (n, height, width, 1) or "
-            f"(n, height, width, 3), not {np.shape(samples)}: reshape flat ones, as "
-            "samples.reshape(-1, 28, 28)"
-        )
-    values = _as_bytes(values, "image_grid")
-    n, height, width, channels = values.shape
-    rows = -(-n // columns)
-    cells = np.zeros((rows * columns, height, width, channels), "uint8")
-    cells[:n] = values
-    grid = cells.reshape(rows, columns, height, width, channels).swapaxes(1, 2)
-    return Image(grid.reshape(rows * height, columns * width, channels))
+        Example:
+            >>> Image.grid(np.random.default_rng(0).random((10, 28, 28)), columns=4)
+            Image(84x112, grey)
+        """
+        columns = whole_number("columns", columns, ConfigurationError)
+        values = _array(samples)
+        if values.ndim == 3:
+            values = values[..., None]
+        if values.ndim != 4 or values.shape[3] not in COLOR_TYPES or 0 in values.shape:
+            raise ConfigurationError(
+                "Image.grid takes samples of shape (n, height, width), (n, height, width, 1) or "
+                f"(n, height, width, 3), not {np.shape(samples)}: reshape flat ones, as "
+                "samples.reshape(-1, 28, 28)"
+            )
+        values = _as_bytes(values, "Image.grid")
+        n, height, width, channels = values.shape
+        rows = -(-n // columns)
+        cells = np.zeros((rows * columns, height, width, channels), "uint8")
+        cells[:n] = values
+        grid = cells.reshape(rows, columns, height, width, channels).swapaxes(1, 2)
+        return cls(grid.reshape(rows * height, columns * width, channels))
 
 
 def png_fault(data: bytes, source: str = "") -> str:

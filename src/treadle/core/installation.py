@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BackendError
-from . import compile_cache
-from .backend_choice import (
+from . import process_settings
+from .process_settings import (
     BACKENDS,
     choice_of_import,
+    cores,
     default_backend,
     installed_backends,
     keras_configuration,
 )
-from .cores import cores
 
 # Extras that only developers of Treadle install.
 _DEVELOPMENT = ("bench", "dev", "docs")
@@ -34,6 +34,10 @@ _NAMES = (
     *("PYTHONOPTIMIZE", "PYTHONPATH", "RANK", "WORLD_SIZE", "XDG_CACHE_HOME", "XDG_STATE_HOME"),
 )
 _SECRET = re.compile("TOKEN|KEY|SECRET|PASS|CREDENTIAL|JWT|AUTH", re.IGNORECASE)
+_TERRAFORM = re.compile(
+    "TF_(CLI|LOG|REATTACH|REGISTRY|TOKEN|VAR)_|"
+    "TF_(DATA_DIR|INPUT|IN_AUTOMATION|LOG|PLUGIN_CACHE_DIR|WORKSPACE)$"
+)
 _USER_OF_ADDRESS = re.compile(r"(?<=://)[^/@\s]+(?=@)")  # with a password, perhaps
 _CPU = Path("/proc/cpuinfo")
 _GPUS = Path("/proc/driver/nvidia/gpus")
@@ -61,7 +65,7 @@ def describe() -> dict[str, Any]:
         "packages": {name: package_version(name) for name in required},
         "extras": extras,
         "keras_configuration": keras_configuration(),
-        "compile_cache": shortened(compile_cache.folder()),
+        "compile_cache": shortened(process_settings.compile_cache_folder()),
         "environment": _variables(os.environ),
     }
 
@@ -176,7 +180,8 @@ def _variables(variables: Mapping[str, str]) -> dict[str, str]:
     for name, value in sorted(variables.items()):
         if name == "KERAS_BACKEND" and choice_of_import() is not None:
             continue  # set by `import treadle`, not by the user
-        if name in _NAMES or name.startswith(tuple(f"{prefix}_" for prefix in _PREFIXES)):
+        is_known = name in _NAMES or name.startswith(tuple(f"{prefix}_" for prefix in _PREFIXES))
+        if is_known and not _TERRAFORM.match(name):
             found[name] = "(hidden)" if _SECRET.search(name) else _public(value)
     return found
 

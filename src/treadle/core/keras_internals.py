@@ -1,308 +1,212 @@
 """The register of the private parts of Keras that Treadle uses, each with the reason.
 
 Keras promises nothing about names below `keras.src`. Treadle reads them only through this module,
-and `tests/test_keras_internals.py` fails by name when one of them changes. Parts of one of Keras'
-backends are in the register of that backend, `backends/<name>/patches.py`.
+and `tests/core/test_keras_internals.py` fails by name when one of them changes. Parts of one of
+Keras' backends are in the register of that backend, `backends/<name>/patches.py`.
 
 Attributes of this module are imported when they are first used, since importing Keras fixes its
 backend: `keras_internals.global_state` is the module `keras.src.backend.common.global_state`.
 """
 
+import random
 import re
 import warnings
+from functools import cache
+from importlib import import_module
 from typing import Any
 
-from ..errors import TreadleWarning
+from ..errors import BackendError, TreadleWarning
 from . import internals
-from .internals import KERAS, Attribute, Internal
+from .internals import TESTED, Attributes, Internal
+
+_RANGES = "indices and labels out of range are not checked"
 
 INTERNALS: dict[str, Internal] = {
-    "plot_image_gallery": Internal(
-        "keras.src.visualization.plot_image_gallery",
-        "commands import Matplotlib where Keras uses it, and not already with Keras",
-        f"{KERAS}/visualization/plot_image_gallery.py",
-        members=("plt",),
-    ),
-    "get_stateless_scope": Internal(
-        "keras.src.backend.common.stateless_scope:get_stateless_scope",
-        "scopes are nested: an inner one starts with the values of the outer one",
-        f"{KERAS}/backend/common/stateless_scope.py",
-        "()",
-    ),
-    "in_stateless_scope": Internal(
-        "keras.src.backend.common.stateless_scope:in_stateless_scope",
-        "variables are read from a scope if there is one",
-        f"{KERAS}/backend/common/stateless_scope.py",
-        "()",
-    ),
-    "in_symbolic_scope": Internal(
-        "keras.src.backend.common.symbolic_scope:in_symbolic_scope",
-        "branches and loops are Keras' own where it only computes shapes",
-        f"{KERAS}/backend/common/symbolic_scope.py",
-        "()",
-    ),
-    **{
-        f"core.{name}": Internal(
-            f"keras.src.backend:core.{name}",
-            "patched by `steps/keras_control_flow.py`: variables that are assigned are carried",
-            f"{KERAS}/ops/core.py",
-            signature,
-        )
-        for name, signature in {
-            "cond": "(pred, true_fn, false_fn)",
-            "switch": "(index, branches, *operands)",
-            "map": "(f, xs)",
-            "scan": "(f, init, xs=None, length=None, reverse=False, unroll=1)",
-            "while_loop": "(cond, body, loop_vars, maximum_iterations=None)",
-            "fori_loop": "(lower, upper, body_fun, init_val)",
-            "vectorized_map": "(function, elements)",
-            "associative_scan": "(f, elems, reverse=False, axis=0)",
-        }.items()
-    },
     "global_state": Internal(
-        "keras.src.backend.common.global_state",
-        "the call context and the automatic names of layers are kept there",
-        f"{KERAS}/backend/common/global_state.py",
+        ("keras.src.backend.common.global_state",),
+        "scopes, the seed, the call context and automatic names of layers are kept there",
         members=("get_global_attribute", "set_global_attribute"),
     ),
-    "KerasVariable": Internal(
-        "keras.src.backend.common:KerasVariable",
-        "variables that a step creates while it is captured are recorded",
-        f"{KERAS}/backend/common/variables.py",
-        "(initializer, shape=None, dtype=None, trainable=True, autocast=True, "
-        "aggregation='none', synchronization='auto', name=None, layout=None, **kwargs)",
-    ),
     "seed_generator": Internal(
-        "keras.src.random.seed_generator",
+        ("keras.src.random.seed_generator",),
         "the global seed generator is part of the state of a run",
-        f"{KERAS}/random/seed_generator.py",
-        members=("GLOBAL_SEED_GENERATOR", "draw_seed", "global_seed_generator"),
-    ),
-    "rng_utils": Internal(
-        "keras.src.utils.rng_utils",
-        "seeding without importing TensorFlow, which `keras.utils.set_random_seed` does",
-        f"{KERAS}/utils/rng_utils.py",
-        members=("GLOBAL_RANDOM_SEED", "get_random_seed"),
-    ),
-    "module_utils": Internal(
-        "keras.src.utils.module_utils",
-        "keeps Keras from importing TensorFlow to serialize on another backend",
-        f"{KERAS}/utils/module_utils.py",
-        members=("tensorflow",),
-    ),
-    "compile_utils": Internal(
-        "keras.src.trainers.compile_utils",
-        "the losses and metrics of `treadle.Supervised` are those that `compile` makes",
-        f"{KERAS}/trainers/compile_utils.py",
-        members=("CompileLoss", "CompileMetrics", "get_loss"),
-    ),
-    "SerializableDict": Internal(
-        "keras.src.saving.serialization_lib:SerializableDict",
-        "files saved by callbacks hold the configuration that `compile` would have stored",
-        f"{KERAS}/saving/serialization_lib.py",
-        "(**config)",
+        members=("global_seed_generator",),
     ),
     "core": Internal(
-        "keras.src.backend:core",
-        "patched by `steps/keras_control_flow.py`, see `core.cond`",
-        f"{KERAS}/ops/core.py",
+        ("keras.src.backend:ops.core", "keras.src.backend:core"),
+        "patched by `steps/keras_control_flow.py`: branches and loops carry what they assign",
+        members=("cond", "switch", "map", "scan", "while_loop", "fori_loop"),
     ),
-    "ops": Internal(
-        "keras.src.ops",
-        "patched by `doctor/preflight`: an examination records the cross-entropies that the "
-        "classes and functions of `keras.losses` call here",
-        f"{KERAS}/ops/nn.py",
-        members=(
-            "sparse_categorical_crossentropy",
-            "categorical_crossentropy",
-            "binary_crossentropy",
-        ),
+    "unordered": Internal(
+        ("keras.src.backend:ops.core", "keras.src.backend:core"),
+        "patched like those of `core`: functions without an order of calls cannot assign",
+        members=("vectorized_map", "associative_scan"),
+        need="feature",
+        lost="assignments in keras.ops.vectorized_map and associative_scan are not checked",
+    ),
+    "exports": Internal(
+        ("keras.src.backend:ops", "keras.src.backend"),
+        "patched like those of `core`: since Keras 3.16, optimizers call it by this name",
+        members=("cond",),
+    ),
+    "module_utils": Internal(
+        ("keras.src.utils.module_utils",),
+        "keeps Keras from importing TensorFlow to serialize on another backend",
+        members=("tensorflow",),
+        need="speed",
+        lost="saving a file imports TensorFlow where it is installed",
+    ),
+    "symbolic_build": Internal(
+        ("keras:Model._symbolic_build",),
+        "`fit` builds models, metrics and optimizers with it before the first step",
+        ("(self, iterator=None, data_batch=None)",),
+        need="feature",
+        lost="treadle.fit cannot train on JAX",
     ),
     "take": Internal(
-        "keras.src.backend:numpy.take",
+        ("keras.src.backend:ops.numpy.take", "keras.src.backend:numpy.take"),
         "patched by `backends/ranges.py`: indices into variables are checked",
-        f"{KERAS}/ops/numpy.py",
-        "(x, indices, axis=None)",
+        ("(x, indices, axis=None)",),
+        need="feature",
+        lost=_RANGES,
     ),
     "sparse_categorical_crossentropy": Internal(
-        "keras.src.backend:nn.sparse_categorical_crossentropy",
+        (
+            "keras.src.backend:ops.nn.sparse_categorical_crossentropy",
+            "keras.src.backend:nn.sparse_categorical_crossentropy",
+        ),
         "patched by `backends/ranges.py`: labels are checked",
-        f"{KERAS}/ops/nn.py",
-        "(target, output, from_logits=False, axis=-1)",
+        ("(target, output, from_logits=False, axis=-1)",),
+        need="feature",
+        lost=_RANGES,
     ),
     "loss_call": Internal(
-        "keras.src.losses.loss:Loss.__call__",
+        ("keras.losses:Loss.__call__",),
         "patched by `backends/ranges.py`: labels whose weight is zero are not checked",
-        f"{KERAS}/losses/loss.py",
-        "(self, y_true, y_pred, sample_weight=None)",
+        ("(self, y_true, y_pred, sample_weight=None)",),
+        need="feature",
+        lost=_RANGES,
     ),
     "metric_update": Internal(
-        "keras.src.metrics.reduction_metrics:MeanMetricWrapper.update_state",
+        ("keras.metrics:MeanMetricWrapper.update_state",),
         "patched by `backends/ranges.py`: labels whose weight is zero are not checked",
-        f"{KERAS}/metrics/reduction_metrics.py",
-        "(self, y_true, y_pred, sample_weight=None)",
+        ("(self, y_true, y_pred, sample_weight=None)",),
+        need="feature",
+        lost=_RANGES,
     ),
-    "get_keras_mask": Internal(
-        "keras.src.backend:get_keras_mask",
-        "the mask of predictions, whose labels are not checked where it is False",
-        f"{KERAS}/backend/common/masking.py",
-        "(x)",
-    ),
-    "set_keras_mask": Internal(
-        "keras.src.backend:set_keras_mask",
-        "an examination that changes what a layer returns keeps its mask",
-        f"{KERAS}/backend/common/masking.py",
-        "(x, mask)",
+    "masking": Internal(
+        ("keras.src.backend.common.masking",),
+        "the mask of predictions, whose labels are not checked where it is False, and which an "
+        "examination that changes what a layer returns keeps",
+        members=("get_keras_mask", "set_keras_mask"),
+        need="feature",
+        lost=f"treadle.Supervised and treadle doctor cannot be used, and {_RANGES}",
     ),
     "layer_call": Internal(
-        "keras.src.layers.layer:Layer.__call__",
+        ("keras.layers:Layer.__call__",),
         "patched by `backends/records.py`: it records the outputs of layers",
-        f"{KERAS}/layers/layer.py",
-        "(self, *args, **kwargs)",
+        ("(self, *args, **kwargs)",),
+        need="feature",
+        lost="the outputs of layers are not recorded",
+    ),
+    "moments": Internal(
+        ("keras.src.backend:ops.nn.moments", "keras.src.backend:nn.moments"),
+        "patched on several processes: the moments are those of the whole batch",
+        ("(x, axes, keepdims=False, synchronized=False)",),
+        need="feature",
+        lost="several processes cannot train together",
     ),
     "masked_moments": Internal(
-        "keras.src.layers.normalization.batch_normalization:BatchNormalization._moments",
+        ("keras.layers:BatchNormalization._moments",),
         "patched on several processes: with a mask, it computes the moments itself",
-        f"{KERAS}/layers/normalization/batch_normalization.py",
-        "(self, inputs, mask)",
+        ("(self, inputs, mask)",),
+        need="feature",
+        lost="several processes cannot train together",
     ),
     "promotion": Internal(
-        "keras.src.backend.common.dtypes",
+        ("keras.src.backend.common.dtypes",),
         "changed by `core/float64.py`: on JAX and PyTorch, what is float64 becomes float32",
-        f"{KERAS}/backend/common/dtypes.py",
         members=("BIT64_TO_BIT32_DTYPE",),
+        need="feature",
+        lost='precision="float64" cannot be used',
     ),
     "backend_numpy": Internal(
-        "keras.src.backend:numpy",
+        ("keras.src.backend:ops.numpy", "keras.src.backend:numpy"),
         "patched by `core/float64.py`: the mean of integers and booleans is float32",
-        f"{KERAS}/ops/numpy.py",
         members=("mean",),
+        need="feature",
+        lost='precision="float64" cannot be used',
     ),
     "apply": Internal(
-        "keras.src.optimizers.base_optimizer:BaseOptimizer.apply",
+        ("keras.optimizers:Optimizer.apply",),
         "patched on several processes: the gradients that they apply are compared, or averaged",
-        f"{KERAS}/optimizers/base_optimizer.py",
-        "(self, grads, trainable_variables=None)",
+        ("(self, grads, trainable_variables=None)",),
+        need="feature",
+        lost="several processes cannot train together",
     ),
 }
 
-_VARIABLE = f"{KERAS}/backend/common/variables.py"
-_LAYER = f"{KERAS}/layers/layer.py"
-_OPTIMIZER = f"{KERAS}/optimizers/base_optimizer.py"
-
-ATTRIBUTES: dict[str, Attribute] = {
-    "_value": Attribute(
-        "Variable", "`value` reads from a scope, and this the variable itself", _VARIABLE
+ATTRIBUTES: dict[str, Attributes] = {
+    "Variable": Attributes(
+        ("_value", "_direct_assign"),
+        "keras.src.backend.common.variables",
+        "`value` depends on scopes, and `assign` checks and casts, which takes longer than a step; "
+        "on JAX, `_value` is missing until the array is wanted",
     ),
-    "_initializer": Attribute(
-        "Variable", "the value of a variable that is created inside a scope", _VARIABLE
+    "Layer": Attributes(
+        (
+            *("_trainable_variables", "_non_trainable_variables", "_layers", "_metrics"),
+            "_seed_generators",
+        ),
+        "keras.src.layers.layer",
+        "the lists of a layer's own parts, which `core/keras_lists.py` reads: its variables that "
+        "were created to be trained, also if it is frozen",
     ),
-    "_layout": Attribute(
-        "Variable", "where the value lies on several devices, which Keras sets once", _VARIABLE
+    "Layer with losses": Attributes(
+        ("_loss_ids",),
+        "keras.src.layers.layer",
+        "losses of `add_loss` keep their layers when a scope hands them on",
     ),
-    "_reduction_axes": Attribute(
-        "BatchNormalization",
-        "the axes over which several processes compute the moments of a masked batch",
-        f"{KERAS}/layers/normalization/batch_normalization.py",
+    "Optimizer": Attributes(
+        ("_trainable_variables", "_model_variables_moving_average"),
+        "keras.src.optimizers.base_optimizer",
+        "the variables that it trains, and their averages, in the same order",
     ),
-    "_dtype": Attribute("Variable", "`dtype` depends on the autocast scope", _VARIABLE),
-    "_loss_ids": Attribute(
-        "Layer", "losses of `add_loss` keep their layers when a scope hands them on", _LAYER
+    "Optimizer's settings": Attributes(
+        ("_learning_rate", "_use_weight_decay"),
+        "keras.src.optimizers.base_optimizer",
+        "a schedule, where `learning_rate` is the present value, and what is decayed",
     ),
-    "_losses": Attribute(
-        "Layer", "losses of `add_loss` keep their layers when a scope hands them on", _LAYER
+    "Optimizer of your own": Attributes(
+        ("_get_variable_index",),
+        "keras.src.optimizers.base_optimizer",
+        "finds its slots by it, as Keras' own do",
     ),
-    "_layers": Attribute("Layer", "layers that no attribute holds", _LAYER),
-    "_flatten_layers": Attribute("Layer", "the layers inside of a layer, at any depth", _LAYER),
-    "_metrics": Attribute("Layer", "metrics that no attribute holds", _LAYER),
-    "_seed_generators": Attribute("Layer", "seed generators that no attribute holds", _LAYER),
-    "_non_trainable_variables": Attribute(
-        "Layer", "the layer's own variables, without those of inner layers", _LAYER
-    ),
-    "_trainable_variables": Attribute(
-        "Layer and Optimizer",
-        "a layer's own variables, and the variables that an optimizer was built with",
-        _LAYER,
-    ),
-    "_operations": Attribute(
-        "Functional",
-        "distinguishes functional models from other layers without importing their class",
-        f"{KERAS}/ops/function.py",
-    ),
-    "_nodes": Attribute(
-        "Functional",
-        "ids of the operations, which `frozen_copy` replaces in a copy",
-        f"{KERAS}/ops/function.py",
-    ),
-    "_autocast": Attribute("Variable", "copies of variables cast alike", _VARIABLE),
-    "_learning_rate": Attribute(
-        "Optimizer", "`learning_rate` gives the current value, and this the schedule", _OPTIMIZER
-    ),
-    "_use_weight_decay": Attribute(
-        "Optimizer", "which variables are decayed, after exclusions", _OPTIMIZER
-    ),
-    "_iterations": Attribute(
-        "Optimizer", "`iterations` of a wrapping optimizer is that of the inner one", _OPTIMIZER
-    ),
-    "_model_variables_moving_average": Attribute(
-        "Optimizer", "averages of weights have no public name", _OPTIMIZER
-    ),
-    "_tracker": Attribute(
-        "Optimizer", "unlocked to set a learning rate that was a variable before", _OPTIMIZER
-    ),
-    "_track_variable": Attribute(
-        "Optimizer", "registers a learning rate that was a variable before", _OPTIMIZER
-    ),
-    "_get_variable_index": Attribute(
-        "Optimizer", "an optimizer of your own finds its slots by it, as Keras' own do", _OPTIMIZER
-    ),
-    "_compile_config": Attribute(
-        "Model",
-        "files saved by callbacks hold the configuration that `compile` would have stored",
-        f"{KERAS}/trainers/trainer.py",
-    ),
-    "_direction": Attribute(
-        "Metric",
+    "Metric": Attributes(
+        ("_direction",),
+        "keras.src.metrics",
         "callbacks with mode='auto' get their mode from it, as under `compile`",
-        f"{KERAS}/metrics/metric.py",
     ),
-    "_fn": Attribute(
-        "MeanMetricWrapper",
-        "`accuracy` of a loss by name is one of several functions",
-        f"{KERAS}/metrics/reduction_metrics.py",
+    "Model": Attributes(
+        ("_compile_config",),
+        "keras.src.trainers.trainer",
+        "files saved by callbacks hold the configuration that `compile` would have stored",
     ),
-    "_fn_kwargs": Attribute(
-        "MeanMetricWrapper",
-        "the threshold of an accuracy",
-        f"{KERAS}/metrics/reduction_metrics.py",
+    "Model's metrics": Attributes(
+        ("_compile_metrics", "_compile_loss"),
+        "keras.src.trainers.trainer",
+        "the losses and metrics that `compile` made, and their classes, with which "
+        "`treadle.Supervised` makes its own",
     ),
-    "_built": Attribute(
-        "AUC",
-        "whether a metric has made its variables, which a branch may be the first to do",
-        f"{KERAS}/metrics/confusion_metrics.py",
-    ),
-    "_from_logits": Attribute(
-        "AUC", "whether its outputs are logits", f"{KERAS}/metrics/confusion_metrics.py"
-    ),
-    "_should_trace": Attribute(
-        "TensorBoard",
+    "TensorBoard": Attributes(
+        ("_should_trace",),
+        "keras.src.callbacks.tensorboard",
         "a callback that profiles needs every batch",
-        f"{KERAS}/callbacks/tensorboard.py",
     ),
-    "_is_default": Attribute(
-        "Callback method",
-        "Keras marks its own empty methods, which need not be called",
-        f"{KERAS}/utils/python_utils.py",
-    ),
-    "_ema_weights_in_model": Attribute(
-        "SwapEMAWeights",
+    "SwapEMAWeights": Attributes(
+        ("_ema_weights_in_model",),
+        "keras.src.callbacks.swap_ema_weights",
         "whether the callback has swapped averages into the weights",
-        f"{KERAS}/callbacks/swap_ema_weights.py",
-    ),
-    "_inner_optimizers": Attribute(
-        "MultiOptimizer",
-        "the optimizers of a `keras.optimizers.MultiOptimizer`",
-        f"{KERAS}/optimizers/multi_optimizer.py",
     ),
 }
 
@@ -313,6 +217,102 @@ def __getattr__(name: str) -> Any:
     found = INTERNALS[name].resolve()
     globals()[name] = found  # later reads do not come here
     return found
+
+
+@cache
+def _attribute() -> Any:
+    return INTERNALS["global_state"].resolve().get_global_attribute
+
+
+def stateless_scope() -> Any:
+    """Return the innermost scope that holds values of variables, or None.
+
+    Scopes are nested: an inner one starts with the values of the outer one.
+    """
+    return _attribute()("stateless_scope")
+
+
+def in_symbolic_scope() -> bool:
+    """Return whether Keras only computes shapes here: branches and loops are its own then."""
+    return _attribute()("symbolic_scope") is not None
+
+
+def device_of_scope() -> Any:
+    """Return the device of the innermost `keras.device` on PyTorch, or None."""
+    return _attribute()("torch_device")
+
+
+def random_seed() -> int | None:
+    """Return the seed of `keras.utils.set_random_seed`, or None; before Keras 3.10, of `setup`."""
+    seed = _attribute()("global_random_seed")
+    version = import_module("keras").__version__
+    if seed is None and _numbers(version) < (3, 10):
+        internals.warn_once(
+            f"Keras {version} does not keep the seed of keras.utils.set_random_seed, so the order "
+            "of shuffled data does not depend on it: use treadle.setup(seed=…)"
+        )
+    return seed
+
+
+def global_seed_generator() -> Any:
+    """Return the generator of unseeded `keras.random`; created without drawing from `random`.
+
+    Otherwise models that are created later would start with other weights than without Treadle.
+    """
+    generator = _attribute()("global_seed_generator")
+    if generator is None:
+        before = random.getstate()
+        generator = INTERNALS["seed_generator"].resolve().global_seed_generator()
+        random.setstate(before)
+    return generator
+
+
+def set_random_seed(seed: int) -> None:
+    """Set the seed, and let the global seed generator begin with it.
+
+    Before Keras 3.13, `keras.utils.set_random_seed` does not reset the generator, so that unseeded
+    `keras.random` would not repeat.
+    """
+    store = INTERNALS["global_state"].resolve().set_global_attribute
+    store("global_random_seed", seed)
+    store("global_seed_generator", None)
+
+
+@cache
+def multi_optimizers() -> Any:
+    """Return the class `keras.optimizers.MultiOptimizer`, or no class before Keras 3.15."""
+    import keras
+
+    return getattr(keras.optimizers, "MultiOptimizer", ())
+
+
+@cache
+def compiled_classes() -> tuple[Any, Any]:
+    """Return the classes of the losses and of the metrics that `compile` makes.
+
+    Raises:
+        BackendError: The installed version of Keras keeps them in another place.
+    """
+    import keras
+
+    # With a name, since an automatic one would change those of the user's models.
+    model = keras.Sequential(name="compiled")
+    model.compile(None, "mse", metrics=["mse"], jit_compile=False)
+    names = "_compile_loss", "_compile_metrics"
+    if absent := [name for name in names if not hasattr(model, name)]:
+        raise BackendError(
+            f"Keras {keras.__version__} has no Model.{absent[0]}, so treadle.Supervised cannot be "
+            f"used: install a version that Treadle was tested with, keras=={TESTED['keras']}.*"
+        )
+    loss, metrics = (type(getattr(model, name)) for name in names)
+    return loss, metrics
+
+
+def missing_entries(backend: str) -> list[str]:
+    """Return what the installed Keras and framework lack of their registers, as sentences."""
+    patches = import_module(f"treadle.backends.{backend}.patches")
+    entries = [*INTERNALS.values(), *patches.INTERNALS.values()]
+    return [text for entry in entries if (text := entry.missing())]
 
 
 def warn_if_untested(version: str) -> None:

@@ -106,7 +106,7 @@ def run_seed() -> int:
 
 def global_random_seed() -> int | None:
     """Return the seed passed to `keras.utils.set_random_seed`, or None."""
-    return keras_internals.rng_utils.get_random_seed()
+    return keras_internals.random_seed()
 
 
 @contextmanager
@@ -117,7 +117,8 @@ def without_tensorflow() -> Generator[None]:
     takes about 4 seconds and prints TensorFlow's log lines. As long as TensorFlow is not imported,
     no object can be of its types.
     """
-    known = vars(keras_internals.module_utils.tensorflow)
+    utils = keras_internals.INTERNALS["module_utils"].get()
+    known = vars(utils.tensorflow) if utils else {}
     if "tensorflow" in sys.modules or "_available" not in known:
         yield
         return

@@ -65,10 +65,7 @@ def seed_everything(seed: int) -> None:
 
     if "tensorflow" in sys.modules:
         keras.utils.set_random_seed(seed)
-        return
-    store = keras_internals.global_state.set_global_attribute
-    store(keras_internals.rng_utils.GLOBAL_RANDOM_SEED, seed)
-    store(keras_internals.seed_generator.GLOBAL_SEED_GENERATOR, None)
+    keras_internals.set_random_seed(seed)
     random.seed(seed)
     np.random.seed(seed)
     if "torch" in sys.modules:

@@ -5,9 +5,12 @@ They are annotations of a task's parameters, such as
 these spaces; `treadle run` accepts any other value too.
 """
 
+import ast
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import Any
 
 from ..errors import ConfigurationError
 
@@ -179,3 +182,54 @@ def _fits(value: Plain, accepts: tuple[object, ...]) -> bool:
     kinds = (type(value), float) if type(value) is int else (type(value),)
     literal = any(type(value) is type(known) and value == known for known in accepts)
     return literal or any(kind in accepts for kind in kinds)
+
+
+def evaluate(
+    node: ast.expr, names: Mapping[str, Any], calls: Mapping[str, Callable[..., Any]]
+) -> Any:
+    """Return the value of a parsed expression that consists of literals, lists and known names.
+
+    Only the last part of a dotted name counts: `typing.Literal` means `Literal`.
+
+    Args:
+        node: The expression.
+        names: What may be named, subscripted, and joined by `|`.
+        calls: What may be called.
+
+    Raises:
+        NameError: If the expression calls anything else; its attribute `name` is the name.
+        ValueError: If the expression contains anything else.
+        Exception: Whatever a known name raises when it is called or subscripted.
+
+    Example:
+        >>> evaluate(ast.parse("range(2, -3)", mode="eval").body, {}, {"range": range})
+        range(2, -3)
+    """
+
+    def value_of(part: ast.expr) -> Any:
+        return evaluate(part, names, calls)
+
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=ast.Constant()):
+            return ast.literal_eval(node)
+        case ast.Name(id=name) | ast.Attribute(attr=name) if name in names:
+            return names[name]
+        case ast.List(elts=parts):
+            return [value_of(part) for part in parts]
+        case ast.Tuple(elts=parts):
+            return tuple(value_of(part) for part in parts)
+        case ast.Subscript(value=value, slice=index):
+            return value_of(value)[value_of(index)]
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            return value_of(left) | value_of(right)
+        case ast.Call(
+            func=ast.Name(id=name) | ast.Attribute(attr=name), args=args, keywords=words
+        ) if all(word.arg for word in words):
+            if name not in calls:
+                raise NameError(f"{name} is not known", name=name)
+            named = {str(word.arg): value_of(word.value) for word in words}
+            return calls[name](*map(value_of, args), **named)
+        case _:
+            raise ValueError(f"{ast.unparse(node)} is neither a literal nor a known name")

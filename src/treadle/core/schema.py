@@ -8,13 +8,15 @@ expected and what was found.
 import json
 from collections.abc import Callable, Mapping
 from math import isfinite
-from typing import Any, cast
+from typing import Any, Final, cast
 
+_FLOAT_END: Final = 1 << 1023
 Check = Callable[[Any, str], None]
 
 MOST = (1 << 63) - 1  # of steps, examples and bytes
 DEEPEST = 50  # levels of nested lists and objects; the library itself writes fewer than 10
 LONGEST = 1 << 20  # characters of a text
+MOST_DIGITS: Final = 300  # of a whole number: each can be converted to a float
 
 
 def parse(data: bytes, most_values: int) -> Any:
@@ -25,7 +27,8 @@ def parse(data: bytes, most_values: int) -> Any:
         most_values: The largest number of values, each of which takes up to 100 bytes of memory.
 
     Raises:
-        ValueError: If it is not JSON, holds more values, or is nested too deeply.
+        ValueError: If it is not JSON, holds more values or a number that is too large, or is nested
+            too deeply. NaN and Infinity are numbers, as Python writes them.
 
     Example:
         >>> parse(b'{"step": 3}', most_values=10)
@@ -36,7 +39,7 @@ def parse(data: bytes, most_values: int) -> Any:
         raise ValueError(f"it holds about {values:,} values; at most {most_values:,} are allowed")
     deep = f"it is nested more than {DEEPEST} levels deep"
     try:
-        found = json.loads(data)
+        found = json.loads(data, parse_int=_whole_number, parse_float=_finite_number)
     except RecursionError:
         raise ValueError(deep) from None
     except UnicodeDecodeError as error:
@@ -45,10 +48,22 @@ def parse(data: bytes, most_values: int) -> Any:
         raise ValueError(
             f"it is not JSON: {error.msg} in line {error.lineno}, column {error.colno}"
         ) from error
-    except ValueError as error:  # an integer of thousands of digits
-        raise ValueError("it holds a number that is too large") from error
     if _is_deeper(found, DEEPEST):
         raise ValueError(deep)
+    return found
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(
+            f"it holds a whole number of {len(digits):,} digits; at most {MOST_DIGITS} are allowed"
+        )
+    return int(digits)
+
+
+def _finite_number(digits: str) -> float:
+    if not isfinite(found := float(digits)):
+        raise ValueError(f"it holds {shown(digits)}, which is too large for a number")
     return found
 
 
@@ -84,14 +99,16 @@ def whole(least: int = 0, most: int = MOST) -> Check:
 
 
 def number(value: Any, name: str) -> None:
-    """Check that a value is a number, which may be NaN or infinite."""
-    if not isinstance(value, (bool, int, float)):
+    """Check that a value is a number that fits into a float, which may be NaN or infinite."""
+    if not isinstance(value, (bool, int, float)) or (
+        type(value) is int and abs(value) >= _FLOAT_END
+    ):
         raise _wrong(name, value, "a number")
 
 
 def amount(value: Any, name: str) -> None:
     """Check that a value is a finite number of at least 0."""
-    if type(value) not in (int, float) or not isfinite(value) or not 0 <= value <= MOST:
+    if type(value) not in (int, float) or not 0 <= value <= MOST:  # NaN is in no range
         raise _wrong(name, value, "a finite number of at least 0")
 
 
@@ -158,6 +175,8 @@ def shown(value: Any) -> str:
     """Format a value of a file for a message: shortened, and without control characters."""
     if isinstance(value, (list, dict)):
         return "a list" if isinstance(value, list) else "an object"
+    if isinstance(value, int) and value.bit_length() > 1024:  # Python may refuse to format it
+        return f"a whole number of {value.bit_length():,} bits"
     found = ascii(value)
     return found if len(found) <= 80 else f"{found[:77]}…"
 

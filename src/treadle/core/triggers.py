@@ -5,13 +5,14 @@ Units are required, because "every 100" could mean steps or epochs. A step is on
 """
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from math import ceil
 from typing import Any
 
 from ..errors import ConfigurationError, did_you_mean
 from .progress import Progress
+from .user_code import unfit_parameters
 
 SECONDS = {"s": 1, "sec": 1, "second": 1, "min": 60, "minute": 60, "h": 3600, "hour": 3600}
 COUNTS = {"step": "step", "epoch": "epoch", "example": "examples"}
@@ -41,9 +42,10 @@ class Span:
             return text
         match = re.fullmatch(r"\s*(\d[\d_]*(?:\.\d*)?|\.\d+)\s*([a-zA-Z]+)\s*", str(text))
         if match is None:
+            number = str(text) if str(text).isdecimal() else "200"
             raise ConfigurationError(
-                f"cannot read {text!r} as a time or a count: write a number and a unit, for "
-                f"example '200 steps'; units are {', '.join(UNITS)}"
+                f"cannot read {text!r} as a time or a count: write a number and a unit in quotes, "
+                f"for example '{number} steps'; units are {', '.join(UNITS)}"
             )
         amount, unit = float(match[1].replace("_", "")), match[2].lower()
         singular = unit if unit in SECONDS or unit in COUNTS else unit.removesuffix("s")
@@ -55,7 +57,11 @@ class Span:
             if amount != int(amount):
                 raise ConfigurationError(f"{text!r} must be a whole number of {unit}")
             return cls(int(amount), COUNTS[singular])
-        raise ConfigurationError(f"unknown unit {unit!r} in {text!r}.{did_you_mean(unit, UNITS)}")
+        if singular in ("batche", "batch", "iteration", "it"):
+            advice = f" A step trains on one batch: write '{match[1]} steps'"
+        else:
+            advice = did_you_mean(unit, UNITS)
+        raise ConfigurationError(f"unknown unit {unit!r} in {text!r}.{advice}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +108,44 @@ class When:
             return old // self.span.amount < new // self.span.amount
         return old < self.span.amount <= new
 
+    def facts(self) -> dict[str, Any]:
+        """Return what identifies the trigger, in JSON's types; `from_facts` is the inverse."""
+        return asdict(self.span)
+
+    @staticmethod
+    def from_facts(facts: Mapping[str, Any]) -> "When":
+        """Return the repeated trigger with these facts."""
+        span, epochs = Span(facts["amount"], facts["of"]), facts.get("epochs")
+        if "first" not in facts:
+            return When(span)
+        numbers = None if epochs is None else tuple(epochs)
+        return AtEpochs(span, epochs=numbers, first=facts["first"])
+
+
+@dataclass(frozen=True, slots=True)
+class AtEpochs(When):
+    """A trigger that is due at the end of some epochs, as `validation_freq` of Keras.
+
+    Attributes:
+        epochs: Their numbers, from 1; None for each multiple of the span.
+        first: The number of epochs before the first one of the run.
+    """
+
+    epochs: tuple[int, ...] | None = None
+    first: int = 0
+
+    def facts(self) -> dict[str, Any]:
+        """Return what identifies the trigger, in JSON's types."""
+        epochs = None if self.epochs is None else list(self.epochs)
+        return {**asdict(self.span), "epochs": epochs, "first": self.first}
+
+    def due(self, before: Progress, after: Progress, epoch_ended: bool = False) -> bool:
+        """Return whether the epoch that has just ended is one of them."""
+        if not epoch_ended:
+            return False
+        number = after.epoch + 1 + self.first
+        return number % self.span.amount == 0 if self.epochs is None else number in self.epochs
+
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
@@ -109,6 +153,24 @@ class Scheduled:
 
     when: When
     function: Callable[[Any], Any]
+
+    def __post_init__(self) -> None:
+        """Check that the function can be called with the loop.
+
+        Raises:
+            ConfigurationError: It cannot.
+        """
+        name = getattr(self.function, "__name__", type(self.function).__name__)
+        if not callable(self.function):
+            raise ConfigurationError(
+                f"a trigger needs a function, not {self.function!r:.60}: write "
+                "treadle.every('200 steps', function), without calling the function"
+            )
+        if (taken := unfit_parameters(self.function, 1)) is not None:
+            raise ConfigurationError(
+                f"{name} takes {taken}, but a hook is called with the loop: write `def "
+                f"{name if name.isidentifier() else 'show'}(loop):`"
+            )
 
 
 def every(span: str, function: Callable[[Any], Any]) -> Scheduled:

@@ -37,8 +37,29 @@ INSTALLED_INTO: Final = frozenset(("site-packages", "dist-packages"))
 WRAPPERS: Final = ("__wrapped__", "__func__", "python_function")
 """Attributes that hold the wrapped function; the last one is that of `tf.function`."""
 
+importing: list[Path] = []
+"""Files that a command executes to get their task, which must not train meanwhile."""
+
 DEEPEST: Final = 10
 """At most this many wrappers are unwrapped, since a wrapper may refer to itself."""
+
+
+def unfit_parameters(function: Any, count: int) -> str | None:
+    """Return the parameters of a function that cannot be called with `count` arguments, else None.
+
+    Example:
+        >>> unfit_parameters(lambda loop, step: None, 1)
+        'loop, step'
+    """
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)  # of what is called
+    except (TypeError, ValueError):  # of a callable without one
+        return None
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return ", ".join(signature.parameters) or "no arguments"
+    return None
 
 
 def code_of(task: Any) -> dict[str, str]:
@@ -317,3 +338,29 @@ def _without_comments(source: str) -> str:
         return ast.unparse(ast.parse(textwrap.dedent(source)))
     except SyntaxError:  # the source of a lambda is only a part of a statement
         return source
+
+
+OF_TASKS = ("_made_with", "_own_values")
+"""Slots of `Task`, which are no state."""
+
+
+def attributes_of(holder: Any) -> dict[str, Any]:
+    """Return the attributes of an object by name, also those in `__slots__`.
+
+    Example:
+        >>> class Point:
+        ...     __slots__ = ("x",)
+        >>> point = Point()
+        >>> point.x = 3
+        >>> attributes_of(point)
+        {'x': 3}
+    """
+    found = dict(getattr(holder, "__dict__", {}))
+    for base in type(holder).__mro__:
+        slots = vars(base).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name.startswith("__") and not name.endswith("__"):  # mangled by Python
+                name = f"_{base.__name__.lstrip('_')}{name}"
+            if not name.startswith("__") and name not in OF_TASKS and hasattr(holder, name):
+                found.setdefault(name, getattr(holder, name))
+    return found

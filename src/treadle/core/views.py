@@ -49,15 +49,17 @@ def paragraph(line: str) -> str:
     return f"<p>{text(line, 2000)}</p>"
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table of texts as HTML; empty without rows.
+def table(header: Sequence[str], rows: Iterable[Sequence[object]], longest: int = _LONGEST) -> str:
+    """Return a table of texts as HTML; empty without rows. Longer texts are cut.
 
     Example:
         >>> table(["name"], [])
         ''
     """
     cells = [
-        "<tr>" + "".join(f'<td style="{_CELL}">{text(cell)}</td>' for cell in row) + "</tr>"
+        "<tr>"
+        + "".join(f'<td style="{_CELL}">{text(cell, longest)}</td>' for cell in row)
+        + "</tr>"
         for row in rows
     ]
     head = "".join(f'<th style="{_CELL}">{text(name)}</th>' for name in header)

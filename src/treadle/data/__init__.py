@@ -7,10 +7,12 @@ of (seed, epoch, batch), and they are restored afterwards. A source therefore dr
 numbers after a resume, and does not affect other code that draws from these generators.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..core.lazy import lazy
 
 if TYPE_CHECKING:
+    from ..distribute.shards import sharded as sharded
     from .arrays import from_arrays as from_arrays
     from .combine import groups as groups
     from .combine import zipped as zipped
@@ -20,27 +22,8 @@ if TYPE_CHECKING:
     from .foreign.sources import as_source as as_source
     from .functions import closed_loop as closed_loop
     from .functions import from_function as from_function
-    from .shards import sharded as sharded
+    from .ragged import bucketed as bucketed
+    from .ragged import packed as packed
+    from .ragged import padded as padded
 
-_MODULE_OF = {
-    "Environments": "environments",
-    "Moves": "environments",
-    "as_source": "foreign.sources",
-    "closed_loop": "functions",
-    "from_arrays": "arrays",
-    "from_function": "functions",
-    "groups": "combine",
-    "limited": "epochs",
-    "sharded": "shards",
-    "zipped": "combine",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULE_OF:
-        return getattr(importlib.import_module(f"treadle.data.{_MODULE_OF[name]}"), name)
-    raise AttributeError(f"module 'treadle.data' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULE_OF])
+__getattr__, __dir__, __all__ = lazy(__name__)

@@ -81,20 +81,7 @@ def from_arrays(
     sized = structures.with_paths(structure)
     if not sized:
         raise DataError("from_arrays got no arrays: call it as from_arrays(x, y, batch_size=64)")
-    for path, leaf in sized:
-        if leaf.ndim == 0:
-            raise DataError(
-                f"{named(path)} is a number, not an array of examples: convert lists of numbers to "
-                f"arrays with numpy.asarray"
-            )
-        if len(leaf) != len(sized[0][1]):
-            raise DataError(
-                f"{named(path)} has {len(leaf)} examples, but {named(sized[0][0])} has "
-                f"{len(sized[0][1])}: all arrays must be of one length"
-            )
-    examples = len(sized[0][1])
-    if examples == 0:
-        raise DataError(f"{named(sized[0][0])} holds no examples: its shape is {sized[0][1].shape}")
+    examples = _common_length(sized)
     batch_size = whole_number("batch_size", batch_size, DataError)
     if drop_last and examples < batch_size:
         raise DataError(
@@ -106,6 +93,25 @@ def from_arrays(
     if not changing:
         structure = structures.mapped(_read_only, structure)
     return ArraySource(structure, examples, batch_size, shuffle, drop_last, seed, changing)
+
+
+def _common_length(arrays: list[tuple[structures.Path, Any]]) -> int:
+    """Return the number of examples, which all arrays must have."""
+    first, of_first = arrays[0]
+    for path, leaf in arrays:
+        if leaf.ndim == 0:
+            raise DataError(
+                f"{named(path)} is a number, not an array of examples: convert lists of numbers to "
+                f"arrays with numpy.asarray"
+            )
+        if len(leaf) != len(of_first):
+            raise DataError(
+                f"{named(path)} has {len(leaf)} examples, but {named(first)} has "
+                f"{len(of_first)}: all arrays must be of one length"
+            )
+    if len(of_first) == 0:
+        raise DataError(f"{named(first)} holds no examples: its shape is {of_first.shape}")
+    return len(of_first)
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +129,7 @@ class ArraySource(BaseSource):
         endless: Always False: every epoch ends.
         inexact: Always None: reading can start at any position.
         closed_loop: Always False: batches do not depend on the state of the run.
+        is_stored: Always True: reading a batch leaves no trace.
     """
 
     arrays: Any
@@ -136,11 +143,7 @@ class ArraySource(BaseSource):
     endless: bool = field(default=False, init=False)
     inexact: str | None = field(default=None, init=False)
     closed_loop: bool = field(default=False, init=False)
-
-    @property
-    def on_disk(self) -> bool:
-        """Whether any array is memory-mapped, and must therefore not be loaded as a whole."""
-        return any(mapped_base(leaf) is not None for leaf in structures.flatten(self.arrays))
+    is_stored: bool = field(default=True, init=False)
 
     @property
     def length(self) -> int:

@@ -92,7 +92,7 @@ class Environments:
         if isinstance(make, str) and importlib.util.find_spec("gymnasium") is None:
             raise ConfigurationError(
                 f"the environment {make!r} cannot be made, because Gymnasium is not installed: pip "
-                "install 'treadle[rl]'"
+                "install gymnasium"
             )
         self._make, self._seed = make, seed
         if seed is not None:

@@ -53,12 +53,15 @@ class LimitedSource(BaseSource):
     Attributes:
         source: The underlying source.
         batches: The maximum number of batches in an epoch.
+        continues: Whether an epoch begins where the one before has ended, also if the length of the
+            source is known; as in `fit` of Keras with `steps_per_epoch`.
         endless: Always False: every epoch ends.
     """
 
-    def __init__(self, source: Source, batches: int) -> None:
+    def __init__(self, source: Source, batches: int, continues: bool = False) -> None:
         self.source = source
         self.batches = batches
+        self.continues = continues and not source.endless
         self.endless = False
         self._stream: Stream | None = None
 
@@ -67,7 +70,10 @@ class LimitedSource(BaseSource):
         """The number of batches in an epoch; None if the source may end sooner."""
         if self.source.endless:
             return self.batches
-        return None if self.source.length is None else min(self.source.length, self.batches)
+        known = self.source.length
+        if known is None or (self.continues and known > self.batches and known % self.batches):
+            return None
+        return min(known, self.batches)
 
     @property
     def batch_examples(self) -> int | None:
@@ -107,7 +113,7 @@ class LimitedSource(BaseSource):
         """
         start, position = request.start, request.position
         refuse_beyond(start, self.length, request.epoch)
-        if self.source.length is not None:
+        if self.source.length is not None and not self.continues:
             return Head(read_from(self.source, request), self.batches - start)
         epoch = request.epoch - request.since
         request = replace(request, since=0)

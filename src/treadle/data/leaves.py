@@ -123,3 +123,8 @@ def window_of(batches: Any, count: int) -> Window:
 def sliced(batches: Any, part: slice | int) -> Any:
     """Return a part of stacked batches, as views of their arrays."""
     return mapped(lambda leaf: leaf[part], batches)
+
+
+def each_of(window: Window | None) -> list[Any]:
+    """Return the batches of a window one by one; none of None."""
+    return [] if window is None else [sliced(window.batches, i) for i in range(window.count)]

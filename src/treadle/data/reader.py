@@ -4,8 +4,8 @@ import warnings
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from math import inf
 from time import monotonic
 from typing import Any, Final
 
@@ -13,11 +13,10 @@ import numpy as np
 
 from ..backends.window import Window, form_of
 from ..core import structures
-from ..core.processes import process_group
 from ..errors import DataError
 from . import random_states
 from .iterables import StackingIterator
-from .leaves import Array, as_arrays, refuse_lists, sliced, window_of
+from .leaves import Array, as_arrays, each_of, refuse_lists, window_of
 from .reading import Reading
 from .source import BaseSource, Position, ReadRequest
 from .states import Keeper, Resumable
@@ -166,6 +165,17 @@ class BatchReader(CountingReader):
         if close is not None:
             close()
 
+    def take_each(self, most: int) -> list[Any]:
+        """Return up to `most` batches of any shapes, not stacked; none at the end of the epoch."""
+        found: list[Any] = []
+        if self._stacking() is None:
+            until = monotonic() + DRAWING_SECONDS
+            with random_states.preserved(), suppress(Exception):  # `take` raises it again
+                while len(found) < most and monotonic() < until and (batch := self._next()):
+                    found.append(structures.pack(batch.structure, map(np.array, batch.leaves)))
+        self.given += len(found)
+        return found or each_of(self.take(most))
+
     def _draw(self, most: int) -> Window | None:
         most = 1 if self._closed_loop else most
         if isinstance(self._iterator, Resumable) and not self._waiting and not self._ended:
@@ -182,7 +192,7 @@ class BatchReader(CountingReader):
                 return None
             stacks = [np.empty((most, *leaf.shape), leaf.dtype) for leaf in batch.leaves]
             count, following = 0, batch
-            until = monotonic() + _drawing_seconds()
+            until = monotonic() + DRAWING_SECONDS
             while following is not None and following.form == batch.form:
                 for stack, leaf in zip(stacks, following.leaves, strict=True):
                     stack[count] = leaf
@@ -209,7 +219,7 @@ class BatchReader(CountingReader):
     def _draw_stacked(self, iterator: StackingIterator, most: int) -> Window | None:
         """Draw a window from an iterator that draws from no random state and reuses no array."""
         try:
-            structure, count = iterator.stacked(most, _drawing_seconds())
+            structure, count = iterator.stacked(most, DRAWING_SECONDS)
             batches = _Batch.of(structure).structure
         except StopIteration:
             self._ended = True
@@ -228,8 +238,7 @@ class BatchReader(CountingReader):
         self._failure = error
 
     def _return(self, window: Window) -> None:
-        rows = [_Batch.of(sliced(window.batches, index)) for index in range(window.count)]
-        self._waiting.extendleft(reversed(rows))
+        self._waiting.extendleft(map(_Batch.of, reversed(each_of(window))))
 
     def _opened(self) -> Iterator[Any]:
         """Create the iterator with the random states of the epoch's first batch."""
@@ -308,6 +317,9 @@ class BatchSource(BaseSource):
             the epoch or of a position, and batches before the start are discarded.
         seed: The seed of the source, or None for the seed of the run.
         closed_loop: Whether batches depend on previous steps.
+        is_stored: Whether the batches are stored, so that reading one leaves no trace.
+        zeros: Returns a batch of zeros, given the number of its examples, of a source that knows
+            the form of its batches; None otherwise.
     """
 
     batches: Callable[[Reading], Iterator[Any]]
@@ -318,6 +330,8 @@ class BatchSource(BaseSource):
     seeks: bool = True
     seed: int | None = None
     closed_loop: bool = False
+    is_stored: bool = False
+    zeros: Callable[[int], Any] | None = None
 
     def open(self, request: ReadRequest) -> BatchReader:
         """Open a reader of the iterator of an epoch. `ordered` is ignored.
@@ -372,8 +386,3 @@ def refuse_beyond(start: int, length: int | None, epoch: int) -> None:
             f"epoch {epoch + 1} has {length} batches, but {start} of its batches were trained on "
             f"before: this is not the data that the run began with"
         )
-
-
-def _drawing_seconds() -> float:
-    """Return after how many seconds a window ends: in several processes, all must end alike."""
-    return DRAWING_SECONDS if process_group().size == 1 else inf

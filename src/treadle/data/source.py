@@ -95,7 +95,7 @@ class Source(Protocol):
     ) -> Reader:
         """Read an epoch, starting at batch `start`.
 
-        The arguments are the fields of `ReadRequest`. `position` is passed only if it is not None.
+        The arguments are fields of `ReadRequest`. `position` is passed only if it is not None.
         """
         ...
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..checkpoint.structure import snapshot
-from ..core.attributes import attributes_of
+from ..core.user_code import attributes_of
 from ..errors import DataError
 
 METHODS: Final = (("state", "restore"), ("state_dict", "load_state_dict"))

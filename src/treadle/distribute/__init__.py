@@ -1,7 +1,8 @@
-"""Training in several processes: which of them this is, and how they talk to one another."""
+"""Training in several processes, and on several devices: all that knows a group of processes."""
 
 from .environment import Place as Place
+from .environment import check_joined as check_joined
 from .environment import found_place as found_place
-from .joining import join_processes as join_processes
+from .environment import single_process_only as single_process_only
 
-__all__ = ["Place", "found_place", "join_processes"]
+__all__ = ["Place", "check_joined", "found_place", "single_process_only"]

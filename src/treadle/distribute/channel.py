@@ -15,12 +15,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from queue import Empty, SimpleQueue
 from typing import Any, Final
 
-from ..core.processes import free_port as free_port
 from ..core.terminal import clean
 from ..errors import ConfigurationError, ProcessError
+from .group import SeveralProcesses
 
 _LENGTH: Final = struct.Struct("!I")
 MOST_BYTES: Final = 64 << 20
@@ -31,8 +30,8 @@ FIRST_SECONDS: Final = 5.0
 WAIT_SECONDS: Final = 300.0
 """How long processes wait at the start until all others have started."""
 GRACE_SECONDS: Final = 10.0
-"""How long a process may go on after another one has failed; it may be in a collective operation
-that never returns."""
+"""How long a process may run after another one has failed: it may be in a collective operation that
+never returns."""
 MESSAGE_SECONDS: Final = 0.5
 WARN_SECONDS: Final = 30.0
 MOST_SECONDS: Final = 600.0
@@ -41,23 +40,14 @@ _EQUAL_CALLS: Final = "all processes must make the same calls of the loop, and s
 _KEEPALIVE: Final = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 4))
 
 
-class Channel:
+class Channel(SeveralProcesses):
     """A group of processes that are connected to process 0.
-
-    It is a `core.processes.ProcessGroup`.
 
     Args:
         rank: The number of this process.
         size: The number of processes.
         links: The connections: to all others by rank in process 0, to process 0 in others.
-        leave: Ends this process if it goes on for `GRACE_SECONDS` after another one has failed.
-
-    Attributes:
-        rank: The number of this process.
-        size: The number of processes.
-        local_rank: The number of this process among those of its machine, from 0.
-        local_size: The number of processes on this machine.
-        failed: Whether this or another process has failed, so that all end.
+        leave: Ends this process if it still runs `GRACE_SECONDS` after another one has failed.
     """
 
     def __init__(
@@ -69,13 +59,15 @@ class Channel:
     ) -> None:
         self.rank, self.size = rank, size
         self._links, self._leave = dict(links), leave or _leave
-        self._received: dict[int, SimpleQueue[Any]] = {other: SimpleQueue() for other in links}
+        self._sending = threading.Lock()
+        # What others sent, by rank and what it is about, and who closed the connection.
+        self._inbox: dict[tuple[int, Any], Any] = {}
+        self._gone: set[int] = set()
+        self._arrived = threading.Condition()
         self._count, self._closing = 0, False
         self._failure: str | None = None
-        self.failed = False
-        self._lock = threading.Lock()
-        self._reported: dict[str, dict[int, Any]] = {}
-        self._report_came = threading.Condition()
+        self.failed = self._alone = False
+        self._timer: threading.Timer | None = None  # which ends this process
         for other in links:
             threading.Thread(target=self._listen, args=(other,), daemon=True).start()
         hosts = self.exchange(socket.gethostname(), "joining")
@@ -83,50 +75,38 @@ class Channel:
         self.local_rank, self.local_size = mine.index(rank), len(mine)
 
     def exchange(self, value: Any, at: str) -> list[Any]:
-        """Return the values of all processes by rank; all must call this at the same point.
+        """Return the values of all processes by rank; all must call this at the same point."""
+        self._count += 1
+        if self.rank:
+            self._send(0, self._count, [at, value])
+            return self._received(0, at)
+        found = [value, *(self._received(other, at) for other in sorted(self._links))]
+        for other in self._links:
+            self._send(other, self._count, [at, found])
+        return found
 
-        Args:
-            value: A value of JSON types.
-            at: What this process is doing, for messages; the same in all processes.
+    def _received(self, other: int, at: str) -> Any:
+        """Return what a process sends in this exchange.
 
         Raises:
-            ProcessError: Another process has failed, has ended, or does something else.
+            ProcessError: It takes part in another one, or does not send.
         """
-        self._count += 1
-        mine = {"kind": "value", "number": self._count, "at": at}
-        if self.rank:
-            self._send(0, {**mine, "value": value})
-            return self._next(0, at)["value"]
-        found = [value, *(self._next(other, at)["value"] for other in sorted(self._links))]
-        for other in self._links:
-            self._send(other, {**mine, "value": found})
-        return found
+        theirs, value = self._wait(other, self._count, at)
+        if theirs != at:
+            error = ProcessError(
+                f"process {other} is at {theirs}, and process {self.rank} at {at}: {_EQUAL_CALLS}"
+            )
+            self.fail(error)
+            raise error
+        return value
 
     def report(self, value: Any, about: str) -> None:
         """Send a value to process 0, which collects it with `reports`; from any thread."""
-        self._send(0, {"kind": "report", "rank": self.rank, "about": about, "value": value})
+        self._send(0, about, value)
 
     def reports(self, about: str) -> list[Any]:
-        """Wait in process 0 for the values that all others report, by rank; in any thread.
-
-        Raises:
-            ProcessError: Another process has failed, or has not reported after `MOST_SECONDS`.
-        """
-        end = time.monotonic() + MOST_SECONDS
-        with self._report_came:
-            found = self._reported.setdefault(about, {})
-            while len(found) < self.size - 1:
-                self._report_came.wait(timeout=1.0)
-                missing = sorted(set(self._links) - set(found))
-                if missing and self._failure is not None:
-                    raise ProcessError(self._failure)
-                if missing and time.monotonic() > end:
-                    raise ProcessError(
-                        f"process 0 has waited {MOST_SECONDS:.0f} s for process {missing[0]}, "
-                        f"about {about}"
-                    )
-            del self._reported[about]
-        return [found[rank] for rank in sorted(found)]
+        """Wait in process 0 for the values that all others report, by rank; in any thread."""
+        return [self._wait(other, about) for other in sorted(self._links)]
 
     def fail(self, error: BaseException) -> None:
         """Say to the other processes that this one has failed, so that they end too.
@@ -137,117 +117,123 @@ class Channel:
         """
         if self.failed and self._failure is None:
             return  # the others know
-        end = time.monotonic() + MESSAGE_SECONDS
-        while self._failure is None and time.monotonic() < end:
-            time.sleep(0.02)
+        with self._arrived:
+            self._arrived.wait_for(lambda: self._failure is not None, MESSAGE_SECONDS)
         if self._failure is not None:
             raise ProcessError(self._failure) from error
         self.failed = True
         self._tell(self.rank, f"process {self.rank} failed: {type(error).__name__}: {error}")
+
+    def abandon(self, error: BaseException) -> None:
+        """Leave the group because of an error; this process may then continue without it."""
+        with suppress(ProcessError):
+            self.fail(error)
+        with self._arrived:
+            self._alone = True
+            if self._timer is not None:  # the others may have ended already
+                self._timer.cancel()
+        self.close()
 
     def close(self) -> None:
         """Say to the other processes that this one ends as planned, and close the connections."""
         self._closing = True
         for other, link in self._links.items():
             with suppress(ProcessError):
-                self._send(other, {"kind": "left", "rank": self.rank})
+                self._send(other, "left", None)
             with suppress(OSError):
                 link.shutdown(socket.SHUT_WR)
 
-    def _send(self, other: int, message: Mapping[str, Any]) -> None:
-        data = json.dumps(message).encode()
+    def _send(self, other: int, about: Any, value: Any) -> None:
         try:
-            with self._lock:
-                self._links[other].sendall(_LENGTH.pack(len(data)) + data)
+            with self._sending:
+                send(self._links[other], {"about": about, "value": value})
         except OSError as error:
-            raise self._error(other) from error
+            with self._arrived:  # the thread that listens may not have noticed yet
+                self._gone.add(other)
+                self._arrived.wait_for(lambda: self._failure is not None, 0.1)
+            raise ProcessError(self._failure or _ended(other)) from error
 
-    def _next(self, other: int, at: str) -> Any:
-        """Return the next message of a process, which must belong to this exchange."""
+    def _wait(self, other: int, about: Any, at: str = "") -> Any:
+        """Wait for the message of a process about a topic, and return its value.
+
+        Args:
+            other: The process.
+            about: What it sends: the number of an exchange, or what a report is about.
+            at: The exchange, for messages; empty for a report.
+
+        Raises:
+            ProcessError: Another process has failed, or has sent nothing for `MOST_SECONDS`.
+        """
+        what = f"at {at}" if at else f"about {about}"
         began, warned = time.monotonic(), False
         while True:
-            try:
-                message = self._received[other].get(timeout=1.0)
-            except Empty:
-                if self._failure is not None:
-                    raise ProcessError(self._failure) from None
-                waited = time.monotonic() - began
-                text = f"process {self.rank} has waited {waited:.0f} s for process {other}, at {at}"
-                if waited > MOST_SECONDS:
-                    error = ProcessError(f"{text}: {_EQUAL_CALLS}")
+            with self._arrived:
+                if (other, about) in self._inbox:
+                    return self._inbox.pop((other, about))
+                if self._failure is not None or other in self._gone:
+                    raise ProcessError(self._failure or _ended(other))
+                self._arrived.wait(timeout=1.0)
+            waited = time.monotonic() - began
+            text = f"process {self.rank} has waited {waited:.0f} s for process {other}, {what}"
+            if waited > MOST_SECONDS:
+                error = ProcessError(f"{text}: {_EQUAL_CALLS}" if at else text)
+                if at:
                     self.fail(error)
-                    raise error from None
-                if waited > WARN_SECONDS and not warned:
-                    warned = True
-                    print(f"treadle: {text}", file=sys.stderr, flush=True)
-                continue
-            if message is None:
-                raise self._error(other)
-            if (message["number"], message["at"]) != (self._count, at):
-                error = ProcessError(
-                    f"process {other} is at {message['at']}, and process {self.rank} at {at}: "
-                    f"{_EQUAL_CALLS}"
-                )
-                self.fail(error)
                 raise error
-            return message
-
-    def _error(self, other: int) -> ProcessError:
-        if self._failure is None:  # the thread that listens may not have noticed yet
-            self._received[other].put(None)
-            time.sleep(0.1)
-        return ProcessError(self._failure or _ended(other))
+            if at and waited > WARN_SECONDS and not warned:
+                warned = True
+                print(f"treadle: {text}", file=sys.stderr, flush=True)
 
     def _listen(self, other: int) -> None:
         """Receive the messages of a process until its connection closes."""
-        link, left = self._links[other], False
-        while True:
+        left = False
+        while not left:
             try:
-                message = receive(link)
-            except (OSError, ValueError, EOFError):
+                message = receive(self._links[other])
+                about, value = message["about"], message["value"]
+            except (OSError, ValueError, EOFError, LookupError):
                 break
-            kind = message.get("kind")
-            if kind == "failed":
-                self._failed(message["rank"], message["why"])
-            elif kind == "left":
-                left = True
-                break
-            elif kind == "report":
-                with self._report_came:
-                    self._reported.setdefault(message["about"], {})[other] = message["value"]
-                    self._report_came.notify_all()
-            else:
-                self._received[other].put(message)
+            left = about == "left"
+            if about == "failed":
+                self._failed(*value)
+            elif not left:
+                with self._arrived:
+                    self._inbox[other, about] = value
+                    self._arrived.notify_all()
         if not left and not self._closing:
             self._failed(other, _ended(other))
-        elif self._failure is None and not self._closing and not self.failed:
-            self._failure = (
-                f"process {other} has ended its script, but process {self.rank} still trains: "
-                f"{_EQUAL_CALLS}"
-            )
-        self._received[other].put(None)
+        with self._arrived:
+            if left and self._failure is None and not (self._closing or self.failed):
+                self._failure = (
+                    f"process {other} has ended its script, but process {self.rank} still trains: "
+                    f"{_EQUAL_CALLS}"
+                )
+            self._gone.add(other)
+            self._arrived.notify_all()
 
     def _failed(self, rank: int, why: str) -> None:
         """Note a failure, pass it on, and end this process if it does not end by itself."""
-        if self._failure is not None:
-            return
-        self.failed = True
-        self._failure = (
-            f"{clean(why, limit=500)}. This process ends too; start all processes again, and the "
-            "run resumes from its newest checkpoint"
-        )
+        with self._arrived:
+            if self._failure is not None or self._alone:
+                return
+            self.failed = True
+            self._failure = (
+                f"{clean(why, limit=500)}. This process ends too; start all processes again, and "
+                "the run resumes from its newest checkpoint"
+            )
+            self._timer = threading.Timer(GRACE_SECONDS, lambda: self._leave(self._failure or ""))
+            self._timer.daemon = True
+            self._timer.start()
+            self._arrived.notify_all()
         if self.rank in (0, rank):
             self._tell(rank, why)
-        timer = threading.Timer(GRACE_SECONDS, lambda: self._leave(self._failure or ""))
-        timer.daemon = True
-        timer.start()
 
     def _tell(self, rank: int, why: str) -> None:
         """Tell the connected processes that a process has failed."""
         for other in self._links:
             if other != rank:
                 with suppress(ProcessError):
-                    self._send(other, {"kind": "failed", "rank": rank, "why": why})
+                    self._send(other, "failed", [rank, why])
 
 
 def _ended(rank: int) -> str:

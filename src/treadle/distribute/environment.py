@@ -3,10 +3,12 @@
 import json
 import os
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.processes import process_group
 from ..errors import ConfigurationError
 
 PORT_VARIABLE = "TREADLE_PORT"
@@ -71,6 +73,40 @@ def found_place(variables: Mapping[str, str] | None = None) -> Place | None:
         if place is not None:
             return place if place.size > 1 else None
     return None
+
+
+def free_port() -> int:
+    """Return a port that no program uses now."""
+    with socket.create_server(("", 0)) as server:
+        return server.getsockname()[1]
+
+
+def check_joined() -> None:
+    """Check that a process that was started as one of several has joined the others.
+
+    Raises:
+        ConfigurationError: It has not, so it would train alone, and the others the same.
+    """
+    place = found_place() if process_group().size == 1 else None
+    # Tasks of SLURM and Open MPI may be meant to train apart.
+    if place is not None and place.launcher in ("treadle launch", "torchrun"):
+        raise ConfigurationError(
+            f"this is {place}, but it has not joined the others, and would train alone: call "
+            "treadle.setup() at the top of the script"
+        )
+
+
+def single_process_only(why: str) -> None:
+    """Raise an error if several processes train together.
+
+    Args:
+        why: The message; `{}` stands for their number.
+
+    Raises:
+        ConfigurationError: They do.
+    """
+    if process_group().size > 1:
+        raise ConfigurationError(why.format(process_group().size))
 
 
 class _Variables:

@@ -1,22 +1,21 @@
 """Joining the group of processes that train one task together."""
 
 import atexit
+import importlib
 import os
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..backends.base import Backend, use
 from ..core.identity import versions
-from ..core.processes import join, process_group
+from ..core.processes import ProcessGroup, join
 from ..errors import ConfigurationError, ProcessError
-from .channel import Channel, answer, connect, free_port, listen, send
-from .environment import JOINED_VARIABLE, Place
-
-if TYPE_CHECKING:
-    from ..backends.base import Backend
+from .channel import Channel, answer, connect, listen, send
+from .environment import JOINED_VARIABLE, Place, free_port
 
 
-def join_processes(place: Place, backend: "Backend") -> None:
+def join_processes(place: Place, backend: Backend) -> None:
     """Connect this process to the others, and the framework of all of them.
 
     Args:
@@ -26,8 +25,6 @@ def join_processes(place: Place, backend: "Backend") -> None:
     Raises:
         ConfigurationError: A process cannot be reached, or has other versions.
     """
-    if process_group().size > 1:
-        return
     facts: dict[str, Any] = {"backend": backend.name, "versions": versions()}
     mine = {"rank": place.rank, "size": place.size, **facts}
     if place.rank == 0:
@@ -49,16 +46,31 @@ def join_processes(place: Place, backend: "Backend") -> None:
     atexit.register(_leave, channel)
     os.environ[JOINED_VARIABLE] = str(os.getpid())
     try:
-        backend.join_processes(channel, address)
+        connect_framework(channel, address, backend)
     except BaseException as error:
-        # A script that goes on must not train alone as a member, nor may the others wait for it.
-        with suppress(ProcessError):
-            channel.fail(error)
-        channel.close()
+        # If the script continues, it must not train as a member of the group, nor may the others
+        # wait for it.
+        channel.abandon(error)
         raise
     join(channel)
+    channel.agree_on_time()
     if place.rank == 0:
         print(f"treadle: {place.size} processes, by {place.launcher}", file=sys.stderr)
+
+
+def connect_framework(group: ProcessGroup, address: str, backend: Backend) -> None:
+    """Connect the framework of this process with that of the others, and use it for several.
+
+    Args:
+        group: The processes.
+        address: The host and port where process 0 coordinates them; the port is free.
+        backend: The backend of one process.
+
+    Raises:
+        ConfigurationError: The framework has already started, or cannot connect.
+    """
+    module = importlib.import_module(f"treadle.distribute.{backend.name}")
+    use(module.connect(group, address, backend))
 
 
 def _leave(channel: Channel) -> None:

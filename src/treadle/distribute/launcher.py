@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Final
 
-from ..core.cores import cores
-from .channel import free_port
-from .environment import JOINED_VARIABLE
+from ..core.process_settings import cores
+from .environment import JOINED_VARIABLE, free_port
 
 GRACE_SECONDS: Final = 3.0
-"""How long the other processes may go on after one has failed: they report it, and end."""
+"""How long the other processes may run after one has failed: they report it, and end."""
 _FORWARDED: Final = (signal.SIGTERM, signal.SIGINT)
 _LIBRARIES: Final = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
 

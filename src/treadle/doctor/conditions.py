@@ -35,47 +35,11 @@ TESTS: Final[Mapping[str, Callable[[Any], bool]]] = {
     "isinf": lambda x: bool(np.isinf(x).any()),
     "isfinite": lambda x: bool(np.isfinite(x).all()),
 }
-NUMBER: Final = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?|[-+]?inf")
+_NUMBER: Final = r"([-+]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|inf))"
 _NAME: Final = r"([^\s()<>=!]+)"
-_TEST: Final = re.compile(rf"(not\s+)?(\w+)\s*\(\s*{_NAME}\s*\)")
-_VALUE: Final = re.compile(rf"(?:(\w+)\s*\(\s*{_NAME}\s*\)|{_NAME})")
-_EXAMPLES: Final = (
-    "'loss > 5', 'isnan(loss)', 'not isfinite(model/layers/0/kernel)' or "
-    "'norm(model/layers/0/kernel) > 10'"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Operand:
-    """One side of a comparison: a number, or a named value.
-
-    Attributes:
-        name: The name of a value or a variable; empty for a number.
-        number: The number.
-        norm: Whether to compare the norm of the named value.
-    """
-
-    name: str = ""
-    number: float = 0.0
-    norm: bool = False
-
-    def of(self, values: Mapping[str, Any]) -> float:
-        """Return the number, looked up in `values` if it is named.
-
-        Raises:
-            ConfigurationError: It names an array, which cannot be compared with a number.
-        """
-        if not self.name:
-            return self.number
-        array = as_floats(values[self.name])
-        if self.norm:
-            return norm_of(array)
-        if array.size != 1:
-            raise ConfigurationError(
-                f"{self.name} is an array of shape {array.shape}, so it cannot be compared with a "
-                f"number: write norm({self.name})"
-            )
-        return float(array.reshape(()))
+_VALUE: Final = rf"\s*(?:{_NUMBER}|norm\s*\(\s*{_NAME}\s*\)|{_NAME})\s*"
+_COMPARISON: Final = re.compile(f"{_VALUE}({'|'.join(COMPARISONS)}){_VALUE}")
+_TEST: Final = re.compile(rf"\s*(not\s+)?({'|'.join(TESTS)})\s*\(\s*{_NAME}\s*\)\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +49,8 @@ class Condition:
     Attributes:
         text: The condition's text.
         names: The names in it.
-        holds: A function that evaluates the condition for values by name.
+        holds: A function that evaluates the condition for values by name. It raises
+            `ConfigurationError` for an array that is compared with a number.
 
     Example:
         >>> parse("loss > 5").holds({"loss": 6.0}), parse("isnan(loss)").holds({"loss": 6.0})
@@ -109,39 +74,33 @@ def parse(text: str) -> Condition:
         >>> parse("not isfinite(loss)").holds({"loss": float("inf")})
         True
     """
-    test = _TEST.fullmatch(text.strip())
-    if test is not None:
-        return _tested(text, bool(test[1]), test[2], test[3])
-    parts = re.split("(<=|>=|==|!=|<|>)", text)
-    if len(parts) != 3:
-        raise _unreadable(text)
-    left, right = _value(text, parts[0]), _value(text, parts[2])
-    compare = COMPARISONS[parts[1]]
-    names = tuple(dict.fromkeys(side.name for side in (left, right) if side.name))
-    if not names:
-        raise _unreadable(text)
-    return Condition(text, names, lambda values: compare(left.of(values), right.of(values)))
-
-
-def _tested(text: str, negated: bool, function: str, name: str) -> Condition:
-    if function not in TESTS:
-        raise _unreadable(text)
-    test = TESTS[function]
-    return Condition(text, (name,), lambda values: test(as_floats(values[name])) is not negated)
-
-
-def _value(text: str, part: str) -> Operand:
-    part = part.strip()
-    if NUMBER.fullmatch(part):
-        return Operand(number=float(part))
-    match = _VALUE.fullmatch(part)
-    if match is None or match[1] not in (None, "norm"):
-        raise _unreadable(text)
-    return Operand(name=match[2] or match[3], norm=match[1] is not None)
-
-
-def _unreadable(text: str) -> ConfigurationError:
-    return ConfigurationError(
+    if match := _TEST.fullmatch(text):
+        negated, function, name = match.groups()
+        test, expected = TESTS[function], negated is None
+        return Condition(text, (name,), lambda values: test(as_floats(values[name])) is expected)
+    if match := _COMPARISON.fullmatch(text):
+        number, normed, name, sign, *right = match.groups()
+        compare, left = COMPARISONS[sign], (number, normed, name)
+        names = dict.fromkeys(x for x in (*left[1:], *right[1:]) if x)
+        if names:
+            return Condition(
+                text, (*names,), lambda values: compare(_of(values, *left), _of(values, *right))
+            )
+    raise ConfigurationError(
         f"cannot read the condition {text!r}: compare a value with a number, or test it, as in "
-        f"{_EXAMPLES}"
+        "'loss > 5', 'isnan(loss)', 'not isfinite(model/layers/0/kernel)' or "
+        "'norm(model/layers/0/kernel) > 10'"
     )
+
+
+def _of(values: Mapping[str, Any], number: str, normed: str, name: str) -> float:
+    """Return a number, the norm of a named value, or a named value; two of the three are None."""
+    if number or normed:
+        return float(number) if number else norm_of(as_floats(values[normed]))
+    array = as_floats(values[name])
+    if array.size != 1:
+        raise ConfigurationError(
+            f"{name} is an array of shape {array.shape}, so it cannot be compared with a number: "
+            f"write norm({name})"
+        )
+    return float(array.reshape(()))

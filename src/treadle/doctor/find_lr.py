@@ -1,8 +1,7 @@
 """The learning-rate range test, which finds a learning rate to start training with."""
 
 import math
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,18 @@ from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
 from ..core import views
-from ..core.drawing import LINE, MORE_LINES, checked_picture, new_figure, save, style_axes
+from ..core.drawing import draw_chart
 from ..core.hook import Hook, LoopView
 from ..core.logs import StepLogs
 from ..core.options import Options
-from ..core.randomness import random_states, set_random_states
 from ..data import as_source
 from ..errors import ConfigurationError, did_you_mean, whole_number
 from ..hooks.nonfinite import NonFinite
 from ..loop import Loop
 from ..schedules import optimizers_of
 from ..steps.helpers import step
+from ..steps.probes import shadowed
+from .trials import unchanged
 
 FEWEST = 10  # the smallest number of steps that gives a usable curve
 SMOOTHED_OVER = 25  # smoothing averages over 1/25 of all steps on either side
@@ -99,20 +99,21 @@ class RangeTest:
     def facts(self) -> dict[str, Any]:
         """Return the result in JSON's types."""
         names = ("optimizer", "monitor", "suggestion", "steepest", "lowest", "tenth", "diverged")
-        curves = ("rates", "losses", "smoothed")
-        return {name: getattr(self, name) for name in names} | {
-            name: list(getattr(self, name)) for name in curves
-        }
+        curves = {name: [*getattr(self, name)] for name in ("rates", "losses", "smoothed")}
+        return {name: getattr(self, name) for name in names} | curves
 
-    def _repr_html_(self) -> str:
-        """Return the curve and the suggestion, which a notebook displays."""
-        good = len(self.smoothed)
-        rates = np.array(self.rates)
+    def _curves(self) -> tuple[list[views.Line], list[tuple[str, float]]]:
+        """Return the curves of losses over learning rates, and the marked learning rates."""
+        good, rates = len(self.smoothed), np.array(self.rates)
         lines = [
             views.Line("", rates, np.array(self.losses), faint=True),
             views.Line(f"{self.monitor}, smoothed", rates[:good], np.array(self.smoothed)),
         ]
-        marks = [] if self.suggestion is None else [("suggested", self.suggestion)]
+        return lines, [] if self.suggestion is None else [("suggested", self.suggestion)]
+
+    def _repr_html_(self) -> str:
+        """Return the curve and the suggestion, which a notebook displays."""
+        lines, marks = self._curves()
         image = views.chart("range test", lines, "learning rate", logarithmic=True, marks=marks)
         found = {"suggested": self.suggestion, "lowest": self.lowest, "a tenth": self.tenth}
         rows = [(name, f"{rate:.2g}") for name, rate in found.items() if rate is not None]
@@ -129,27 +130,10 @@ class RangeTest:
         Raises:
             ConfigurationError: The file cannot be written, or its format is not supported.
         """
-        path = checked_picture(path)
-        figure = new_figure(7.0, 4.2)
-        axes = figure.add_subplot()
-        axes.plot(self.rates, self.losses, color=LINE, alpha=0.25, linewidth=0.9)
-        before = self.rates[: len(self.smoothed)]
-        axes.plot(before, self.smoothed, color=LINE, linewidth=1.8, label="smoothed")
-        if self.suggestion is not None:
-            marks = {"steepest, suggested": self.suggestion, "least": self.lowest}
-            marks["a tenth of that"] = self.tenth
-            for color, (name, rate) in zip(MORE_LINES, marks.items(), strict=False):
-                style, label = "-" if rate == self.suggestion else "--", f"{name}: {rate:.2g}"
-                axes.axvline(rate, color=color, linewidth=1.4, linestyle=style, label=label)
-        axes.set_xscale("log")
-        low, first = min(self.smoothed), mean_at_first(self.losses)
-        room = max(first - low, 0.1 * abs(first))
-        axes.set_ylim(low - 0.15 * room, first + 0.5 * room)
-        style_axes(
-            axes, "learning-rate range test", f"learning rate of {self.optimizer}", self.monitor
-        )
-        axes.legend(frameon=False)
-        save(figure, path)
+        lines, marks = self._curves()
+        if marks:
+            marks += [("lowest", self.lowest), ("a tenth of that", self.tenth)]
+        draw_chart(path, "learning-rate range test", lines, f"rate of {self.optimizer}", marks)
 
 
 def find_learning_rate(
@@ -201,29 +185,48 @@ def find_learning_rate(
         >>> 0.001 < found.suggestion < 1.0
         True
     """
-    steps = whole_number("steps", steps, ConfigurationError, least=FEWEST)
-    if not 0 < begin < end < math.inf:
-        raise ConfigurationError(
-            f"learning rates must satisfy 0 < begin < end, not begin={begin!r}, end={end!r}"
-        )
-    source, reach = as_source(train), steps // SMOOTHED_OVER
+    ramp = _Ramp(begin, end, steps)
+    source, reach = as_source(train), ramp.steps // SMOOTHED_OVER
     watch = _LossRecorder(monitor, reach)
     hooks = [watch, NonFinite(action="stop")]
     with Loop(task, hooks=hooks, options=options, console=False) as loop:
         loop.prepare(source)
-        path, chosen = _chosen(loop, optimizer)
-        ramp = _Ramp(begin, end, steps)
-        with _unchanged(loop), _substituted(chosen, ramp):
-            loop.fit(source, steps=steps)
+        path, chosen = _only(optimizers_of(loop.state.all_optimizers, optimizer))
+        # Assigning `learning_rate` would lose the variable, and could not replace a schedule later.
+        with unchanged(task), shadowed(chosen, "_learning_rate", ramp):
+            loop.fit(source, steps=ramp.steps)
     return _result(path, monitor, ramp, watch.losses, reach)
 
 
+def _only(found: Mapping[str, Any]) -> tuple[str, Any]:
+    """Return the path of the only optimizer, and the optimizer.
+
+    Raises:
+        ConfigurationError: There are several.
+    """
+    if len(found) > 1:
+        raise ConfigurationError(
+            f"the task has {len(found)} optimizers ({', '.join(found)}): choose one, for "
+            f"example optimizer={next(iter(found))!r}"
+        )
+    ((path, optimizer),) = found.items()
+    return path, optimizer
+
+
 class _Ramp(LearningRateSchedule):
-    """Rises by a constant factor per step of the loop, even if a step applies several updates."""
+    """Rises by a constant factor per step of the loop, even if a step applies several updates.
+
+    Raises:
+        ConfigurationError: An argument is invalid.
+    """
 
     def __init__(self, begin: float, end: float, steps: int) -> None:
-        self.steps = steps
-        self._begin, self._growth = begin, math.log(end / begin) / (steps - 1)
+        self.steps = whole_number("steps", steps, ConfigurationError, least=FEWEST)
+        if not 0 < begin < end < math.inf:
+            raise ConfigurationError(
+                f"learning rates must satisfy 0 < begin < end, not begin={begin!r}, end={end!r}"
+            )
+        self._begin, self._growth = begin, math.log(end / begin) / (self.steps - 1)
 
     def __call__(self, _: Any) -> Any:
         return self._begin * ops.exp(self._growth * ops.cast(step(), "float32"))
@@ -234,12 +237,7 @@ class _Ramp(LearningRateSchedule):
 
 
 class _LossRecorder(Hook):
-    """Records the losses, and stops the run when they diverge.
-
-    Args:
-        monitor: The value that is recorded.
-        reach: How many neighbors on either side the losses are smoothed over.
-    """
+    """Records the losses, and stops the run when they diverge."""
 
     def __init__(self, monitor: str, reach: int) -> None:
         self.losses: list[float] = []
@@ -288,49 +286,6 @@ def smooth(losses: Sequence[float], reach: int) -> list[float]:
     """
     parts = [losses[max(0, i - reach) : i + reach + 1] for i in range(len(losses))]
     return [sum(part) / len(part) for part in parts]
-
-
-def _chosen(loop: Loop, wanted: str | None) -> tuple[str, Any]:
-    """Return the path and the optimizer of that path, or the only one.
-
-    Raises:
-        ConfigurationError: There is no such optimizer, or there are several and none is named.
-    """
-    found = optimizers_of(loop.state.all_optimizers, wanted)
-    if len(found) > 1:
-        raise ConfigurationError(
-            f"the task has {len(found)} optimizers ({', '.join(found)}): choose one, for example "
-            f"optimizer={next(iter(found))!r}"
-        )
-    return next(iter(found.items()))
-
-
-@contextmanager
-def _unchanged(loop: Loop) -> Generator[None]:
-    """Restore every variable and the random states afterwards."""
-    state, random = loop.state, random_states()
-    kept = state.keep()
-    try:
-        yield
-    finally:
-        state.put_back(kept)
-        set_random_states(random)
-
-
-@contextmanager
-def _substituted(optimizer: Any, schedule: LearningRateSchedule) -> Generator[None]:
-    """Replace an optimizer's learning rate with a schedule in this context.
-
-    The private attribute is set, since assigning `learning_rate` would lose the original variable
-    and refuse to replace a schedule afterwards.
-    """
-    attributes = vars(optimizer)
-    own = attributes["_learning_rate"]
-    attributes["_learning_rate"] = schedule
-    try:
-        yield
-    finally:
-        attributes["_learning_rate"] = own
 
 
 def _result(path: str, monitor: str, ramp: _Ramp, losses: list[float], reach: int) -> RangeTest:

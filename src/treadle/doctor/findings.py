@@ -1,8 +1,9 @@
-"""The report on a replayed step."""
+"""The report on a replayed step, and the origin of its first non-finite number."""
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from ..checkpoint.arrays import write_arrays
+from ..core.logs import short
 from ..core.structures import with_paths
 from ..core.terminal import clean, printable
-from ..core.values import short
 from ..data.leaves import named
 from .inspection import StepInspection
-from .numbers import Array, Numbers, change, farthest, short_list
+from .numbers import Array, Numbers, shape_of, short_list
 from .visiting import StepInputs
 
 WIDTH = 120
@@ -171,13 +172,14 @@ class Replay:
 
     def __str__(self) -> str:
         """Return the tables as text, 120 columns wide."""
-        return text_of(self)
+        console = Console(file=io.StringIO(), width=WIDTH, no_color=True, record=True)
+        console.print(*parts(self), sep="\n")
+        return console.export_text().rstrip("\n")
 
     def _repr_html_(self) -> str:
         """Return the tables, which a notebook displays."""
         console = Console(file=io.StringIO(), width=WIDTH, record=True, force_jupyter=False)
-        for part in parts(self):
-            console.print(part)
+        console.print(*parts(self), sep="\n")
         return console.export_html(code_format=_IN_NOTEBOOK, inline_styles=True)
 
 
@@ -188,48 +190,32 @@ def batch_numbers(inputs: StepInputs) -> tuple[Numbers, ...]:
 
 def variables_of(inputs: StepInputs, inspection: StepInspection) -> tuple[Variable, ...]:
     """Return value, gradient and update of each variable of a float dtype."""
-    gradients = {
-        path.partition("#")[0]: gradient for path, gradient in inspection.gradients.items()
-    }
+    gradients = {path.partition("#")[0]: x for path, x in inspection.gradients.items()}
     return tuple(
         Variable(
             path,
-            Numbers.of(path, before),
+            Numbers.of(path, inputs.state[path]),
             Numbers.of(path, gradients[path]) if path in gradients else None,
-            Numbers.of(path, change(before, inspection.after[path])),
+            Numbers.of(path, update),
         )
-        for path, before in inputs.state.items()
-        if before.dtype.kind in "fV"  # V: bfloat16 and other narrow floats
+        for path, update in inspection.updates.items()
     )
 
 
 def arrays_of(inputs: StepInputs, inspection: StepInspection) -> dict[str, Array]:
     """Return all arrays of a step by kind and path."""
     leaves = with_paths(inputs.window.batch(0))
-    batch = {"/".join(map(str, path)) or "0": leaf for path, leaf in leaves}
-    updates = {
-        p: change(x, inspection.after[p]) for p, x in inputs.state.items() if x.dtype.kind in "fV"
-    }
     kinds = {
-        "batch": batch,
+        "batch": {"/".join(map(str, path)) or "0": leaf for path, leaf in leaves},
         "before": inputs.state,
         "activations": inspection.activations,
         "gradients": inspection.gradients,
-        "updates": updates,
+        "updates": inspection.updates,
     }
     found = {f"{kind}/{path}": x for kind, part in kinds.items() for path, x in part.items()}
-    if inputs.rows is not None:
-        found["rows"] = inputs.window.rows.indices[0]  # type: ignore[union-attr]
+    if inputs.window.rows is not None:
+        found["rows"] = inputs.window.rows.indices[0]
     return found
-
-
-def eager_distance(
-    compiled: Mapping[str, Array], after: Mapping[str, Array], inspection: StepInspection
-) -> tuple[float, str]:
-    """Return the largest difference between the eager and the compiled step, and its name."""
-    by_value = farthest(inspection.values, compiled, whole=False)
-    by_variable = farthest(inspection.after, after, whole=True)
-    return max(by_value, by_variable, key=lambda found: found[0])
 
 
 def layer_of(path: str) -> str:
@@ -242,13 +228,72 @@ def layer_of(path: str) -> str:
     return path.partition("#")[0].partition("[")[0]
 
 
-def text_of(found: Replay) -> str:
-    """Return the tables as plain text."""
-    file = io.StringIO()
-    console = Console(file=file, width=WIDTH, no_color=True)
-    for part in parts(found):
-        console.print(part)
-    return file.getvalue().rstrip("\n")
+def origin_of(
+    inputs: StepInputs,
+    inspection: StepInspection,
+    batch: Sequence[Numbers],
+    layers: Sequence[Numbers],
+    variables: Sequence[Variable],
+) -> str:
+    """Describe the first non-finite number, in the order in which a step computes its values.
+
+    Only `variables` that are meant to be finite are given.
+    """
+    found, step = "first non-finite value:", inputs.step
+    if bad := _first([v.value for v in variables]):
+        found += f" {_count(bad)}, before step {step} began"
+        if inputs.changed is not None and bad.path in inputs.changed:
+            return (
+                f"{found}, but not when step {step - 1} ended: a hook or the script set it between "
+                "the two steps"
+            )
+        return (
+            f"{found}: an earlier step set it. --bisect 'not isfinite({bad.path})' finds that step"
+        )
+    if bad := _first(batch):
+        return f"{found} {_count(bad)} of the batch{_rows(bad, inputs)}"
+    if bad := _first(layers):
+        kind = inspection.layers.get(layer_of(bad.path), "a layer")
+        return (
+            f"{found} {_count(bad, 'the output of ')} ({kind}){_rows(bad, inputs)}, while its "
+            "variables, the batch and the layers before it are finite"
+        )
+    if bad := _first([Numbers.of(name, x) for name, x in inspection.values.items()]):
+        return (
+            f"{found} {bad.path}, which train_step returned, while all activations are finite: "
+            "check how it is computed from them"
+        )
+    if bad := _first([v.gradient for v in variables]):
+        return (
+            f"{found} {_count(bad, 'the gradient of ')}, while the loss is finite: look for a "
+            "root, a norm or a power at zero, or a where whose other branch is not finite"
+        )
+    if bad := _first([v.update for v in variables]):
+        return (
+            f"{found} {_count(bad, 'the update of ')}, while its gradient is finite: check the "
+            "optimizer, and the step's other assignments"
+        )
+    return "all values are finite: batch, activations, returned values, gradients, updates"
+
+
+def _first(arrays: Sequence[Numbers | None]) -> Numbers | None:
+    """Return the first array with non-finite entries, or None."""
+    return next((x for x in arrays if x is not None and x.not_finite), None)
+
+
+def _count(bad: Numbers, what: str = "") -> str:
+    return f"{bad.not_finite} of {prod(bad.shape)} numbers of {what}{bad.path}"
+
+
+def _rows(bad: Numbers, inputs: StepInputs) -> str:
+    """Return the rows of an array that has one for each example, also as rows of the data set."""
+    if not bad.rows or bad.shape[:1] != (inputs.window.examples,):
+        return ""
+    found = f", row{'s' if len(bad.rows) > 1 else ''} {short_list(bad.rows)}"
+    of_data = inputs.rows
+    if of_data is None:
+        return found
+    return f"{found} (of the data set: {short_list(tuple(of_data[row] for row in bad.rows))})"
 
 
 def show(found: Replay) -> None:
@@ -256,8 +301,7 @@ def show(found: Replay) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDTH)
-    for part in parts(found):
-        console.print(part)
+    console.print(*parts(found), sep="\n")
 
 
 def parts(found: Replay) -> Iterator[RenderableType]:
@@ -299,7 +343,9 @@ def _batch(found: Replay) -> Table:
     table = _table("batch", "shape", "dtype", "min", "max", "mean", "not finite", "rows")
     for x in found.batch:
         ranges = (_number(x.least), _number(x.most), _number(x.mean))
-        _row(table, x.not_finite, x.path, _shape(x), x.dtype, *ranges, _bad(x), short_list(x.rows))
+        _row(
+            table, x.not_finite, x.path, shape_of(x), x.dtype, *ranges, _bad(x), short_list(x.rows)
+        )
     if found.rows is not None:
         table.caption = f"rows of the data set: {short_list(found.rows)}"
         table.caption_justify = "left"
@@ -311,7 +357,7 @@ def _layers(found: Replay) -> Table:
     for x in found.layers:
         kind, norm = found.kinds.get(layer_of(x.path), ""), _norm(x)
         rows = short_list(x.rows)
-        _row(table, x.not_finite, x.path, kind, _shape(x), norm, _bad(x), rows)
+        _row(table, x.not_finite, x.path, kind, shape_of(x), norm, _bad(x), rows)
     return table
 
 
@@ -321,7 +367,7 @@ def _variables(found: Replay) -> Table:
         three = {"value": v.value, "gradient": v.gradient, "update": v.update}
         norms = [_norm(x) if x is not None else "" for x in three.values()]
         bad = [f"{name} {x.not_finite}" for name, x in three.items() if x and x.not_finite]
-        _row(table, len(bad), v.path, _shape(v.value), *norms, ", ".join(bad))
+        _row(table, len(bad), v.path, shape_of(v.value), *norms, ", ".join(bad))
     return table
 
 
@@ -345,10 +391,6 @@ def _row(table: Table, bad: int, *cells: str) -> None:
 
 def _plain(text: str, style: str = "") -> Text:
     return Text(printable(text), style=style)
-
-
-def _shape(x: Numbers) -> str:
-    return "×".join(map(str, x.shape)) or "scalar"
 
 
 def _bad(x: Numbers) -> str:

@@ -5,20 +5,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from keras import ops
+import numpy as np
 
-from ..backends.base import active
-from ..backends.records import Records, recording_layers
-from ..backends.step_context import recorded_by
-from ..core import structures
 from ..core.options import Options
 from ..core.randomness import set_random_states
 from ..steps.compiled_step import CompiledStep
+from ..steps.probes import GRADIENTS, LAYER, probing
 from ..steps.python_values import PythonValues
-from .numbers import Array
+from .numbers import Array, as_floats, is_float
+from .recording import StepRecorder
 from .visiting import StepInputs
-
-ACTIVATION, GRADIENT = "activation", "gradient"
 
 
 @dataclass(frozen=True)
@@ -31,6 +27,7 @@ class StepInspection:
             have `#2` and so on appended to the path; parts of a structure have their keys.
         gradients: The gradients that `treadle.gradients` returned.
         after: Every variable after the step.
+        updates: The change of each variable of a float dtype, as float64.
         layers: The class of each layer, by path.
     """
 
@@ -38,45 +35,8 @@ class StepInspection:
     activations: Mapping[str, Array]
     gradients: Mapping[str, Array]
     after: Mapping[str, Array]
+    updates: Mapping[str, Array]
     layers: Mapping[str, str]
-
-
-class OutputRecorder(Records):
-    """Records the outputs of layers and of `treadle.gradients`; a `backends.step_context.Recorder`.
-
-    Args:
-        paths: The layers' paths, by id.
-    """
-
-    def __init__(self, paths: Mapping[int, str]) -> None:
-        super().__init__()
-        self._paths = paths
-
-    def gradients(self, paths: Sequence[str], gradients: Sequence[Any], loss: Any) -> None:
-        """Record gradients."""
-        if self.in_place:
-            self.met += [(GRADIENT, path, g) for path, g in zip(paths, gradients, strict=True)]
-
-    def output(self, layer: Any, outputs: Any) -> None:
-        """Record a layer's outputs; layers that are not part of the task are ignored."""
-        path = self._paths.get(id(layer))
-        if path is None or not self.in_place:
-            return
-        for keys, leaf in structures.with_paths(outputs):
-            if ops.is_tensor(leaf):
-                name = path + structures.text_of(keys)
-                self.met.append((ACTIVATION, name, leaf))
-
-    def arrays(self, kind: str) -> dict[str, Array]:
-        """Return everything of one kind that was recorded, in order."""
-        counts: Counter[str] = Counter()
-        found: dict[str, Array] = {}
-        for which, path, tensor in self.met:
-            if which == kind:
-                counts[path] += 1
-                name = f"{path}#{counts[path]}" if counts[path] > 1 else path
-                found[name] = active().to_numpy(ops.stop_gradient(tensor))
-        return found
 
 
 def inspect_step(task: Any, inputs: StepInputs, options: Options) -> StepInspection:
@@ -95,15 +55,35 @@ def inspect_step(task: Any, inputs: StepInputs, options: Options) -> StepInspect
     known = [path for path in prepared.state.variables if path in inputs.state]
     prepared.state.assign(inputs.state, among=known)
     set_random_states(inputs.random)
-    keeper = OutputRecorder(prepared.state.layer_paths)
-    with recorded_by(keeper), recording_layers():
+    recorder = StepRecorder()
+    with probing(recorder, prepared.state, frozenset((LAYER, GRADIENTS))):
         values, _, _ = prepared.run(window, inputs.progress.step).fetch()
-    paths = prepared.state.layer_paths
+    activations, gradients = list[tuple[str, Array]](), list[tuple[str, Array]]()
+    for event in recorder.events():
+        if event.call.kind == LAYER:
+            activations += [(event.call.path + k, x) for k, x in event.part("outputs").items()]
+        elif event.call.kind == GRADIENTS:
+            gradients += event.by_path.items()
+    paths, after = prepared.state.layer_paths, prepared.state.arrays()
+    floats = {p: x for p, x in inputs.state.items() if is_float(x)}
+    with np.errstate(invalid="ignore"):  # infinity minus infinity
+        updates = {path: as_floats(after[path]) - as_floats(x) for path, x in floats.items()}
     return StepInspection(
         values={name: x[0] for name, x in values.items()},
-        activations=keeper.arrays(ACTIVATION),
-        gradients=keeper.arrays(GRADIENT),
-        after=prepared.state.arrays(),
+        activations=_numbered(activations),
+        gradients=_numbered(gradients),
+        after=after,
+        updates=updates,
         # Of the layers that share a path (with a Keras input layer, for example), the first counts.
         layers={paths[id(x)]: type(x).__name__ for x in reversed(prepared.state.layers)},
     )
+
+
+def _numbered(pairs: Sequence[tuple[str, Array]]) -> dict[str, Array]:
+    """Return arrays by path; `#2` and so on is appended to a path that is repeated."""
+    counts: Counter[str] = Counter()
+    found: dict[str, Array] = {}
+    for path, array in pairs:
+        counts[path] += 1
+        found[f"{path}#{counts[path]}" if counts[path] > 1 else path] = array
+    return found

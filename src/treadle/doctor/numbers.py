@@ -1,6 +1,6 @@
 """Summary statistics of arrays: norm, range, mean and non-finite entries."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,18 +45,16 @@ class Numbers:
             (1,)
         """
         floats = as_floats(array)
-        finite = np.isfinite(floats)
-        good = floats[finite]
-        bad = ~finite
+        bad = ~np.isfinite(floats)
+        good = floats[~bad]
         rows = np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1)) if bad.ndim else []
+        least, most, mean = (
+            (float(x.item()) for x in (good.min(), good.max(), good.mean()))
+            if good.size
+            else (None, None, None)
+        )
         return cls(
-            path,
-            tuple(array.shape),
-            str(array.dtype),
-            norm_of(good),
-            float(good.min()) if good.size else None,
-            float(good.max()) if good.size else None,
-            float(good.mean()) if good.size else None,
+            *(path, tuple(array.shape), str(array.dtype), norm_of(good), least, most, mean),
             int(bad.sum()),
             tuple(int(row) for row in rows),
         )
@@ -77,15 +75,33 @@ def norm_of(array: Array) -> float:
     return largest * float(np.sqrt(np.square(array / largest).sum()))
 
 
-def change(before: Array, after: Array) -> Array:
-    """Return the difference `after - before` of a variable, as float64."""
-    with np.errstate(invalid="ignore"):  # infinity minus infinity
-        return as_floats(after) - as_floats(before)
+def norm_of_all(arrays: Iterable[Array]) -> float:
+    """Return the L2 norm of all entries of several arrays."""
+    return norm_of(np.array([norm_of(as_floats(array)) for array in arrays]))
 
 
-def first_bad(arrays: Sequence[Numbers]) -> Numbers | None:
-    """Return the first array with non-finite entries, or None."""
-    return next((numbers for numbers in arrays if numbers.not_finite), None)
+def apart(a: Array, b: Array) -> float:
+    """Return the distance of two arrays, each divided by its norm: 0 if parallel, 2 if opposite.
+
+    It is infinite if one is zero.
+    """
+    x, y = norm_of(a), norm_of(b)
+    return norm_of(a / x - b / y) if x and y else float("inf")
+
+
+def scalar(array: Any) -> float:
+    """Return the first entry of an array, such as the value of a scalar."""
+    return float(as_floats(array).reshape(-1)[0])
+
+
+def shape_of(array: Any) -> str:
+    """Return the shape of an array, as `32×4`."""
+    return "×".join(map(str, array.shape)) or "scalar"
+
+
+def is_float(array: Array) -> bool:
+    """Return whether an array has a float dtype, such as bfloat16, which NumPy does not know."""
+    return array.dtype.kind in "fV"
 
 
 def farthest(

@@ -5,9 +5,7 @@ from typing import Any
 
 from ..checkpoint import Checkpoint, Checkpoints
 from ..checkpoint.run_files import recorded_run
-from ..core.directory import CHECKPOINTS, LOG
-from ..core.identity import planned_shards
-from ..core.run_file import progress_of
+from ..core.directory import CHECKPOINTS, LOG, progress_of
 from ..errors import CheckpointError, ConfigurationError, DirectoryError, did_you_mean
 from ..hooks.log_file import Log, Mark, read
 from .conditions import Condition
@@ -41,7 +39,7 @@ class Recorded:
                 f"{directory} holds a run of loop.step(batch) alone: the source of its batches is "
                 "unknown, so its steps cannot be run again"
             )
-        shards = planned_shards(self.facts.get("plan") or "")
+        shards = (self.facts.get("execution") or {}).get("shards", 1)
         if shards > 1:
             raise DirectoryError(
                 f"{directory} holds a run of {shards} processes, each of which read its own share "
@@ -90,7 +88,7 @@ class Recorded:
             ConfigurationError: The condition holds for no step of the log.
         """
         names = condition.names
-        if not all(name in self._logged() for name in names):
+        if not all(name in self.log.names for name in names):
             return None
         parts = [part for part in self.log.parts if all(name in part.values for name in names)]
         for line in Log(parts).rows():
@@ -114,7 +112,7 @@ class Recorded:
             return
         steps = self.checkpoints.steps()
         start = self.before(min(steps, default=0))
-        known = (*self._logged(), *start.state)
+        known = (*self.log.names, *start.state)
         unknown = [name for name in condition.names if name not in known]
         if unknown:
             raise ConfigurationError(
@@ -132,7 +130,3 @@ class Recorded:
             raise ConfigurationError(
                 f"{condition.text!r} holds already in the first checkpoint, after step {steps[0]}"
             )
-
-    def _logged(self) -> list[str]:
-        """Return the names of all values that steps logged."""
-        return self.log.names

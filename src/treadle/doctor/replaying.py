@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..backends.base import active
+from ..backends.plans import XLA
 from ..checkpoint import Checkpoint
 from ..core.directory import differences
 from ..core.hook import Hook
@@ -22,18 +23,17 @@ from ..core.user_code import changed_code, code_of
 from ..errors import ConfigurationError, DirectoryError, whole_number
 from ..hooks.lines import OWN
 from ..hooks.run_record import passed_over
-from ..run.resume import circumstances, without_reason
-from ..run.saved_state import LoopState
+from ..run.circumstances import changes
+from ..run.state import RunState
 from ..steps.planning import as_recorded
 from ..steps.python_values import PythonValues
 from ..steps.state import State
 from .conditions import Condition, parse
-from .findings import Agreement, Replay, arrays_of, batch_numbers, eager_distance, variables_of
+from .findings import Agreement, Replay, arrays_of, batch_numbers, origin_of, variables_of
 from .inspection import inspect_step
-from .numbers import Numbers
-from .origin import Origin
+from .numbers import Numbers, farthest
 from .recorded import Recorded
-from .visiting import Sources, StepInputs, Visit
+from .visiting import Sources, Visit
 
 
 def replay(
@@ -92,18 +92,18 @@ def replay(
         >>> print(found.agreement)
         re-ran steps 1 to 5, compiled: equal to the log bit for bit
     """
+    _check_choice(step, bisect)
+    with shortened(), TemporaryDirectory() as place:
+        run = _Run(task, train, Path(directory), validation, hooks, Path(place))
+        return run.visit(*run.chosen(step, bisect))
+
+
+def _check_choice(step: int | None, bisect: str | None) -> None:
     if (step is None) == (bisect is None):
         raise ConfigurationError(
             "specify the step: either its number, such as step=120, or a condition, such as "
             "bisect='loss > 5'"
         )
-    with shortened(), TemporaryDirectory() as place:
-        run = _Run(task, train, Path(directory), validation, hooks, Path(place))
-        if bisect is not None:
-            step, found_by = run.first_step(parse(bisect))
-        else:
-            step, found_by = whole_number("step", step, ConfigurationError), ""
-        return run.visit(step, found_by)
 
 
 class _Run:
@@ -124,9 +124,8 @@ class _Run:
         self._facts = facts = past.facts
         # Runs of the command line also record their settings, which must agree too.
         configuration = facts["configuration"]
-        known = {**identity(task), "settings": configuration.get("settings")}
-        if "recipe" not in configuration:
-            known = identity(task)
+        more = {"settings": configuration.get("settings")} if "recipe" in configuration else {}
+        known = {**identity(task), **more}
         recorded = {name: configuration.get(name) for name in known}
         found = differences(recorded, in_json_types(known))
         if found:
@@ -141,7 +140,13 @@ class _Run:
         skips = any(UNDONE in names and LOSS_SCALE not in names for names in forms)
         self._options = replace(_options(facts), skip_nonfinite=skips)
 
-    def first_step(self, condition: Condition) -> tuple[int, str]:
+    def chosen(self, step: int | None, bisect: str | None) -> tuple[int, str]:
+        """Return the step to replay, and how a condition has found it."""
+        if bisect is not None:
+            return self._first_step(parse(bisect))
+        return whole_number("step", step, ConfigurationError), ""
+
+    def _first_step(self, condition: Condition) -> tuple[int, str]:
         """Return the first step after which a condition holds, and a sentence about it."""
         self._recorded.check_condition(condition)
         logged = self._recorded.logged_step(condition)
@@ -192,12 +197,23 @@ class _Run:
         agreement = self._compared(found, visit)
         inspection = inspect_step(self._task, inputs, self._options)
         compiled = {name: np.asarray(x) for name, x in visit.values[step].items()}
-        distance, where = eager_distance(compiled, visit.after, inspection)
+        distance, where = max(
+            farthest(inspection.values, compiled, whole=False),
+            farthest(inspection.after, visit.after, whole=True),
+            key=lambda found: found[0],
+        )
         batch, variables = batch_numbers(inputs), variables_of(inputs, inspection)
         layers = tuple(Numbers.of(path, x) for path, x in inspection.activations.items())
         meant = frozenset(found.hooks.get("NonFinite", {}).get("meant", ()))
         State.discover(self._task).assign(visit.after)
         rows = inputs.rows
+        notes = {
+            self._recorded.recovered: bool(self._recorded.recovered),
+            "this step differentiates without treadle.gradients, so its gradients cannot be seen, "
+            "only its updates": not inspection.gradients,
+            "the batch's rows in the data set are unknown: the source does not read arrays": rows
+            is None,
+        }
         return Replay(
             directory=str(self._directory),
             step=step,
@@ -217,16 +233,18 @@ class _Run:
             layers=layers,
             kinds=inspection.layers,
             variables=variables,
-            origin=Origin(inputs, inspection, meant, batch, layers, variables).describe(),
-            notes=_notes(self._recorded.recovered, inputs, bool(inspection.gradients)),
+            origin=origin_of(
+                *(inputs, inspection, batch, layers),
+                [v for v in variables if v.path not in meant],  # not finite on purpose
+            ),
+            notes=tuple(note for note, is_true in notes.items() if is_true),
             arrays=arrays_of(inputs, inspection),
         )
 
     def _visit(self, found: Checkpoint, last: int, watch: Any = None) -> Visit:
-        task, run, place = self._task, self._directory, self._place
         return Visit(
-            *(task, found, run, place, self._hooks, self._options, self._constants),
-            *(passed_over(self._facts), last, watch),
+            *(self._task, found, self._directory, self._place, self._hooks, self._options),
+            *(self._constants, passed_over(self._facts), last, watch),
         )
 
     def _compared(self, found: Checkpoint, visit: Visit) -> Agreement:
@@ -248,12 +266,10 @@ class _Run:
 
     def _reasons(self, found: Checkpoint, visit: Visit) -> tuple[str, ...]:
         """Return possible causes of a difference between the replayed steps and the log."""
-        now = {**circumstances(), "plan": without_reason(visit.loop.plan)}
-        before = {name: found.about.get(name) for name in now}
-        # The plan is not known before the first step.
-        before["plan"] = without_reason(before["plan"] or self._facts.get("plan") or "") or None
-        reasons = differences(before, now)
-        source: Any = self._sources.of(max(LoopState.decode(found).call, 0))
+        saved = RunState.of(found)
+        executed = saved.execution or self._facts.get("execution")  # unknown before the first step
+        reasons = changes({**found.about, "execution": executed}, visit.executed)
+        source: Any = self._sources.of(max(saved.call, 0))
         if source.inexact:
             reasons.append(source.inexact)
         code = changed_code(self._facts.get("code", {}), code_of(self._task))
@@ -268,29 +284,14 @@ class _Run:
         return tuple(reasons)
 
 
-def _notes(recovered: str, inputs: StepInputs, differentiated: bool) -> tuple[str, ...]:
-    notes = [recovered] if recovered else []
-    if not differentiated:
-        notes.append(
-            "this step differentiates without treadle.gradients, so its gradients cannot be seen, "
-            "only its updates"
-        )
-    if inputs.rows is None:
-        notes.append(
-            "the batch's rows in the data set are unknown: the source does not read arrays"
-        )
-    return tuple(notes)
-
-
 def _options(facts: Mapping[str, Any]) -> Options:
     """Return the run's execution options; with "measure", those that the measurement chose."""
     recorded = {k: v for k, v in facts.get("options", {}).items() if k in Options.__slots__}
-    # Without the times of all plans, which follow in parentheses.
-    options, plan = Options(**recorded), str(facts.get("plan", "")).partition(" (")[0]
-    options = as_recorded(options, recorded, plan)
-    if options.execution != "measure":
+    options, executed = Options(**recorded), facts.get("execution")
+    options = as_recorded(options, recorded, executed)
+    if options.execution != "measure" or executed is None:
         return options
-    if plan.startswith("eager"):
+    if not executed["compiler"]:
         return replace(options, execution="eager")
-    fused, jit = plan.startswith("windows"), ", XLA" in plan
+    fused, jit = executed["fused"], executed["compiler"] == XLA
     return replace(options, execution="compiled", fused=fused, jit=jit)

@@ -1,12 +1,14 @@
 """Repeating steps of a past run with a loop that resumes from one of its checkpoints."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from .. import hooks
 from ..backends.window import Window
 from ..checkpoint import Checkpoint
 from ..core.directory import LOG, RUN, differences
@@ -19,43 +21,22 @@ from ..core.randomness import random_states
 from ..core.triggers import Scheduled, Span, When
 from ..data import as_source
 from ..errors import DirectoryError
-from ..hooks import (
-    CSV,
-    Console,
-    FinalModel,
-    GradientHealth,
-    JSONLines,
-    KerasCallbacks,
-    LearningCurve,
-    LossSpikes,
-    NonFinite,
-    Watchdog,
-)
-from ..hooks import Checkpoint as CheckpointHook
 from ..hooks.tracking import Tracker
-from ..loop import Loop
+from ..loop import loop_with
 from ..run.dispatch import HookDispatcher
 from ..run.prefetch import Feed
 from ..run.reporter import Reporter
-from ..run.saved_state import LoopState
 from ..run.services import Services, StartPoint
+from ..run.state import RunState
 from ..steps.python_values import PythonValues, Values
 from ..steps.state import State
-from .numbers import Array, as_floats
+from .numbers import Array, as_floats, is_float
 
 # These hooks do not change training: they write, show or save something, or stop the run.
 LEFT_OUT = (
-    CheckpointHook,
-    Console,
-    CSV,
-    FinalModel,
-    GradientHealth,
-    JSONLines,
-    LearningCurve,
-    LossSpikes,
-    NonFinite,
+    *(hooks.Checkpoint, hooks.Console, hooks.CSV, hooks.FinalModel, hooks.GradientHealth),
+    *(hooks.JSONLines, hooks.LearningCurve, hooks.LossSpikes, hooks.NonFinite, hooks.Watchdog),
     Tracker,
-    Watchdog,
 )
 
 
@@ -113,8 +94,8 @@ class Sources:
         left: Sequence[int] = (),
     ) -> None:
         by_call = isinstance(train, Mapping) and all(isinstance(key, int) for key in train)
-        self._train: Mapping[int, Any] | None = train if by_call else None
-        self._every = None if by_call else as_source(train)
+        train = train if by_call else dict.fromkeys(range(len(calls)), as_source(train))
+        self._train: Mapping[int, Any] = train
         self.validation, self.calls, self._directory = validation, calls, directory
         self.left = left
 
@@ -124,15 +105,12 @@ class Sources:
         Raises:
             DirectoryError: The source differs from the recorded one, or is missing.
         """
-        if self._train is None:
-            source = self._every
-        elif call in self._train:
-            source = as_source(self._train[call])
-        else:
+        if call not in self._train:
             raise DirectoryError(
                 f"the run in {self._directory} made {len(self.calls)} calls of the loop, but there "
                 f"is no source for call {call}: pass a dict with the source of each call, from 0"
             )
+        source = as_source(self._train[call])
         recorded = self.calls[call].get("train")
         found = [] if recorded is None else differences(recorded, source_facts(source), "train.")
         if found:
@@ -147,18 +125,18 @@ class Sources:
         return source
 
 
-class Visit:
+class Visit(DetailedHook):
     """Repeats the steps of a past run from a checkpoint, without writing to its directory.
 
     Windows, validations, ends of epochs and hooks are repeated in the same order, so that every
-    step gets the same inputs as in the run.
+    step gets the same inputs as in the run. As the last hook, it sees what the others do.
 
     Args:
         task: The task of the run; it is changed.
         found: The checkpoint.
         run: The run's directory, which is only read.
         place: A folder for files that the task's own hooks write.
-        hooks: The run's own hooks; those of `LEFT_OUT` are excluded.
+        own_hooks: The run's own hooks; those of `LEFT_OUT` are excluded.
         options: Execution options.
         constants: The task's Python values, from before the first visit.
         excluded: The batches that rollbacks excluded.
@@ -171,6 +149,7 @@ class Visit:
         inputs: The inputs of the last step; None before it.
         after: Every variable after the last step.
         met: The first step before or after which `watch` was true; None if there was none.
+        executed: How the steps were executed, as fields; None before the first window.
     """
 
     def __init__(
@@ -179,7 +158,7 @@ class Visit:
         found: Checkpoint,
         run: Path,
         place: Path,
-        hooks: Sequence[Hook | Scheduled],
+        own_hooks: Sequence[Hook | Scheduled],
         options: Options,
         constants: PythonValues,
         excluded: Mapping[tuple[int, int, int], str],
@@ -190,37 +169,34 @@ class Visit:
         self.inputs: StepInputs | None = None
         self.after: Mapping[str, Array] = {}
         self.met: int | None = None
+        self.executed: Mapping[str, Any] | None = None
         self._constants, self._last, self._watch = constants, last, watch
         self._spoiled: frozenset[str] | None = None
-        kept = [hook for hook in hooks if not isinstance(hook, LEFT_OUT)]
+        # Windows end around the last step, or at every step.
+        ends = [step for step in (last - 1, last) if step > 0]
+        self.when = [When(Span(step, "step"), repeat=False) for step in ends]
+        if watch is not None:
+            self.when = [When(Span(1, "step"))]
+        kept = [hook for hook in own_hooks if not isinstance(hook, LEFT_OUT)]
         self._wants_validation = bool(kept)
         objects = [hook for hook in kept if isinstance(hook, Hook)]
         scheduled = [hook for hook in kept if isinstance(hook, Scheduled)]
         self._run, self._start = run, found.path.name
         begun = _begun(found)
-        self._first = LoopState.decode(begun)
+        self._first = RunState.of(begun)
         self._next_call = self._first.call
         self._feed = _RecordingFeed()
         start = StartPoint(begun, run / LOG, constants, excluded)
         services = Services(
-            # The first and the last hook: they see what the others do.
-            hooks=HookDispatcher([_BeforeWindows(self), *objects, _AfterWindows(self)], scheduled),
+            hooks=HookDispatcher([*objects, self], scheduled),
             directory=place,
             reporter=Reporter(silent=True),
-            guards=[NonFinite(action="skip")] if options.skip_nonfinite else [],
-            callbacks=[hook for hook in objects if isinstance(hook, KerasCallbacks)],
+            guards=[hooks.NonFinite(action="skip")] if options.skip_nonfinite else [],
+            callbacks=[hook for hook in objects if isinstance(hook, hooks.KerasCallbacks)],
             start=start,
             feed=self._feed,
         )
-        self.loop = Loop.with_services(task, options, services)
-
-    @property
-    def triggers(self) -> list[When]:
-        """The triggers at which windows end: around the last step, or at every step."""
-        if self._watch is not None:
-            return [When(Span(1, "step"))]
-        steps = (step for step in (self._last - 1, self._last) if step > 0)
-        return [When(Span(step, "step"), repeat=False) for step in steps]
+        self.loop = loop_with(task, options, services)
 
     def go(self, sources: Sources) -> None:
         """Repeat the run's calls of the loop, up to the last step.
@@ -228,15 +204,13 @@ class Visit:
         Raises:
             DirectoryError: The recorded calls end before that step.
         """
-        try:
+        with suppress(_VisitEnded):
             while not self._has_ended():
-                self._repeat_call(sources)
-        except _VisitEnded:
-            pass
+                self._repeat_call(sources, self._next_call)
+                self._next_call += 1
 
-    def _repeat_call(self, sources: Sources) -> None:
+    def _repeat_call(self, sources: Sources, number: int) -> None:
         """Repeat one call of the loop."""
-        number, self._next_call = self._next_call, self._next_call + 1
         if number >= len(sources.calls):
             raise DirectoryError(
                 f"{self._run} is damaged: the recorded calls of the loop, from that of the "
@@ -244,9 +218,8 @@ class Visit:
                 f"{self._last}. Restore copies of {RUN} and of this checkpoint"
             )
         call = sources.calls[number]
-        epochs, steps = call.get("epochs"), call.get("steps")
-        if "every" in call:  # `loop.steps` outside of `loop.epochs`
-            epochs = 1
+        # `loop.steps` outside of `loop.epochs` has a span `every`.
+        epochs, steps = 1 if "every" in call else call.get("epochs"), call.get("steps")
         left = self._left_after(number, sources.left)
         if left is not None:  # a time limit or a `break` may have ended this call
             steps = left if steps is None else min(steps, left)
@@ -258,7 +231,7 @@ class Visit:
             sources.validation if self._wants_validation else None,
             epochs=epochs,
             steps=steps,
-            validate_every=f"{span['amount']} {span['of']}",
+            validate_every=When.from_facts(span),
         )
 
     def _left_after(self, number: int, left: Sequence[int]) -> int | None:
@@ -270,7 +243,7 @@ class Visit:
             begun, least = self._first.begun.step, at.step if at.batch else least
         return min((step - begun for step in left if step >= least), default=None)
 
-    def before_window(self) -> None:
+    def before(self, loop: LoopView) -> None:
         """Record the inputs of the last step, or end the visit if the condition holds already."""
         before, state = self.loop.progress, self.loop.state
         if self._watch is not None and self._watch(state):
@@ -283,8 +256,9 @@ class Visit:
             assert window is not None  # it is about to run
             self.inputs = StepInputs(before, window, arrays, random_states(), constants, changed)
 
-    def after_window(self, logs: StepLogs) -> None:
+    def steps(self, loop: LoopView, logs: StepLogs) -> None:
         """Record the results of a window, and end the visit after the last step."""
+        self.executed = loop.executed
         self.values.update(logs.rows())
         step, state = self.loop.progress.step, self.loop.state
         if self._watch is not None and self._watch(state):
@@ -300,15 +274,9 @@ class Visit:
 
 
 class _RecordingFeed(Feed):
-    """A feed that keeps the newest window.
+    """A feed that keeps the window that was taken last."""
 
-    Attributes:
-        last: The window that was taken last, or None.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last: Window | None = None
+    last: Window | None = None
 
     def take(self, most: int, progress: Progress) -> Window | None:
         """Return a window, and keep it."""
@@ -320,38 +288,16 @@ class _VisitEnded(Exception):
     """Ends a visit in the middle of a call."""
 
 
-class _BeforeWindows(DetailedHook):
-    """Notifies a visit before each window."""
-
-    def __init__(self, visit: Visit) -> None:
-        self._visit, self.when = visit, visit.triggers
-
-    def before(self, loop: LoopView) -> None:
-        """Record the inputs of the window."""
-        self._visit.before_window()
-
-
-class _AfterWindows(Hook):
-    """Notifies a visit after each window."""
-
-    def __init__(self, visit: Visit) -> None:
-        self._visit = visit
-
-    def steps(self, loop: LoopView, logs: StepLogs) -> None:
-        """Record the results of the window."""
-        self._visit.after_window(logs)
-
-
 def _begun(found: Checkpoint) -> Checkpoint:
     """Return a checkpoint to resume from; if its call had finished, the next call begins."""
-    saved = LoopState.decode(found)
-    if saved.reason is None:
+    saved = RunState.of(found)
+    if saved.ended_by is None:
         return found
-    following = replace(saved, call=saved.call + 1, begun=found.progress, reason=None)
-    return replace(found, loop=following.encode())
+    following = replace(saved, call=saved.call + 1, begun=found.progress, ended_by=None)
+    return following.checkpoint()
 
 
 def _spoiled(state: Mapping[str, Array]) -> frozenset[str]:
     """Return the paths of the variables that hold NaN or infinity."""
-    floats = {path: x for path, x in state.items() if x.dtype.kind in "fV"}
-    return frozenset(path for path, x in floats.items() if not np.isfinite(as_floats(x)).all())
+    floats = [path for path, x in state.items() if is_float(x)]
+    return frozenset(path for path in floats if not np.isfinite(as_floats(state[path])).all())

@@ -13,9 +13,7 @@ TOLERANCE_OF_HALF: Final = 1e-2
 
 
 def largest_difference(expected: Sequence[Any], found: Sequence[Any], batch_size: int) -> float:
-    """Return the largest absolute difference, relative to the magnitude of an output above 1.
-
-    Values that are both NaN, or infinities of equal sign, do not differ.
+    """Return the largest `difference` of an output.
 
     Args:
         expected: The outputs of `predict`, as arrays.
@@ -44,20 +42,22 @@ def largest_difference(expected: Sequence[Any], found: Sequence[Any], batch_size
             "(keras.ops.cast), or use another format"
         )
     return max(
-        (_difference(_float(x), _float(y)) for x, y in zip(expected, found, strict=True)),
+        (difference(_float(x), _float(y)) for x, y in zip(expected, found, strict=True)),
         default=0.0,
     )
 
 
-def _difference(expected: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> float:
+def difference(expected: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> float:
+    """Return the largest difference of two float arrays, relative to the largest value above 1.
+
+    Values that are both NaN, or infinities of equal sign, do not differ.
+    """
     finite = np.isfinite(expected)
     same = (expected == found) | (np.isnan(expected) & np.isnan(found))
     if not np.array_equal(finite, np.isfinite(found)) or not same[~finite].all():
         return float("inf")
-    if not finite.any():
-        return 0.0
-    scale = max(1.0, float(np.abs(expected[finite]).max()))
-    return float(np.abs(expected[finite] - found[finite]).max()) / scale
+    scale = np.max(np.abs(expected[finite]), initial=1.0)
+    return float(np.max(np.abs(expected[finite] - found[finite]), initial=0.0) / scale)
 
 
 def _float(array: Any) -> np.ndarray[Any, Any]:

@@ -12,16 +12,24 @@ import keras
 from ..backends.base import active
 from ..core import structures
 from ..core.options import run_seed
-from ..core.processes import process_group
 from ..data import as_source
 from ..data.source import ReadRequest, read_from
+from ..distribute import single_process_only
 from ..errors import ConfigurationError, DataError, ExportError, TreadleWarning
 from ..loop import Loop
 from ..steps.averages import Averages
 from ..steps.state import State
 from .comparing import TOLERANCE, TOLERANCE_OF_HALF, largest_difference
-from .files import check_free, install, size_of, temporary_folder
-from .formats import Format, check_writable, chosen_format, missing_runtime
+from .formats import (
+    Format,
+    check_free,
+    check_writable,
+    chosen_format,
+    install,
+    missing_runtime,
+    size_of,
+    temporary_folder,
+)
 from .prediction import Prediction, by_name, named_outputs
 from .runtimes import load
 from .writing import quiet, reason_of, write
@@ -121,19 +129,22 @@ def export(
     """
     path = Path(path)
     form = chosen_format(format, path)
-    check_writable(form, active().name)
-    check_free(form, path, overwrite)
-    if tolerance is not None and not tolerance >= 0:
-        raise ConfigurationError(f"tolerance is {tolerance!r}: expected a number of at least 0")
-    if process_group().size > 1:
-        raise ConfigurationError(
-            f"export was called in one of {process_group().size} processes: export in one process, "
-            "from a checkpoint of the run (treadle export DIR)"
-        )
+    _check_call(form, path, tolerance, overwrite)
     loop = task if isinstance(task, Loop) else Loop(task, console=False)
     batch = _first_batch(loop) if batch is None else batch
     with _averages(loop.task) if averages else nullcontext():
         return _export(form, path, loop, batch, tolerance)
+
+
+def _check_call(form: Format, path: Path, tolerance: float | None, overwrite: bool) -> None:
+    check_writable(form, active().name)
+    check_free(form, path, overwrite)
+    if tolerance is not None and not tolerance >= 0:
+        raise ConfigurationError(f"tolerance is {tolerance!r}: expected a number of at least 0")
+    single_process_only(
+        "export was called in one of {} processes: export in one process, from a checkpoint of "
+        "the run (treadle export DIR)"
+    )
 
 
 def _export(form: Format, path: Path, loop: Loop, batch: Any, tolerance: float | None) -> Exported:
@@ -226,7 +237,9 @@ def _first_batch(loop: Loop) -> Any:
     if isinstance(validation, dict):
         validation = next(iter(validation.values()), None)
     chosen = next(x for x in (data.predict, validation, data.train) if x is not None)
-    reader = read_from(as_source(chosen), ReadRequest(0, seed=run_seed(), loop=loop, ordered=True))
+    reader = read_from(
+        as_source(chosen), ReadRequest(0, seed=run_seed(), loop=loop.view, ordered=True)
+    )
     try:
         window = reader.take(1)
         if window is None:

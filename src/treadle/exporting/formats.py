@@ -1,6 +1,13 @@
-"""The formats of exported files, and the backends that can write them. Imports no framework."""
+"""The formats of exported files, the backends that can write them, and their places.
 
-from collections.abc import Collection, Mapping
+A file is written in a temporary folder and then renamed. Imports no framework.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Collection, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,23 +15,8 @@ from typing import Final
 
 from ..errors import ConfigurationError, did_you_mean
 
-
-@dataclass(frozen=True)
-class Package:
-    """A package that writing or loading a file needs.
-
-    Attributes:
-        module: The name that is imported.
-        install: What `pip install` gets.
-    """
-
-    module: str
-    install: str
-
-    @property
-    def is_installed(self) -> bool:
-        """Return whether the package can be imported."""
-        return find_spec(self.module) is not None
+_NAMES_WEIGHTS, _WEIGHTS = ".xml", ".bin"  # the two files of OpenVINO
+_GRAPH: Final = "saved_model.pb"
 
 
 @dataclass(frozen=True)
@@ -48,19 +40,11 @@ class Format:
     title: str
     suffix: str
     exporter: str
-    writers: Mapping[str, tuple[Package, ...]]
+    writers: Mapping[str, tuple[str, ...]]
     refused: Mapping[str, str] = field(default_factory=dict[str, str])
-    runtimes: tuple[Package, ...] = ()
+    runtimes: tuple[str, ...] = ()
     named: Collection[str] = ()
 
-
-_TENSORFLOW = Package("tensorflow", "'treadle[tensorflow]'")
-_ONNX = Package("onnx", "'treadle[export]'")
-_TF2ONNX = Package("tf2onnx", "'treadle[export]'")
-_JAX2ONNX = Package("jax2onnx", "jax2onnx")
-_ONNX_RUNTIME = Package("onnxruntime", "'treadle[export]'")
-_OPENVINO = Package("openvino", "'treadle[openvino]'")
-_LITERT = Package("ai_edge_litert", "'treadle[litert]'")
 
 _ON_TORCH_ALONE = (
     "a program of torch.export is made of PyTorch's operations: use savedmodel or onnx, or export "
@@ -82,13 +66,13 @@ FORMATS: Final[Mapping[str, Format]] = {
             "SavedModel",
             "",
             "tf_saved_model",
-            writers={"tensorflow": (), "jax": (_TENSORFLOW,)},
+            writers={"tensorflow": (), "jax": ("tensorflow",)},
             refused={
                 "torch": "Keras converts PyTorch's operations for a SavedModel with torch_xla, and "
                 "for a fixed batch size only: use onnx, torch or openvino, or export with "
                 "--backend tensorflow"
             },
-            runtimes=(_TENSORFLOW,),
+            runtimes=("tensorflow",),
             named=("tensorflow", "jax"),
         ),
         Format(
@@ -96,8 +80,8 @@ FORMATS: Final[Mapping[str, Format]] = {
             "ONNX",
             ".onnx",
             "onnx",
-            writers={"tensorflow": (_TF2ONNX,), "jax": (_JAX2ONNX,), "torch": (_ONNX,)},
-            runtimes=(_ONNX_RUNTIME,),
+            writers={"tensorflow": ("tf2onnx",), "jax": ("jax2onnx",), "torch": ("onnx",)},
+            runtimes=("onnxruntime",),
             named=("tensorflow",),
         ),
         Format(
@@ -112,7 +96,7 @@ FORMATS: Final[Mapping[str, Format]] = {
                 "torch": "Keras writes LiteRT on PyTorch for a fixed batch size only, with "
                 "litert-torch: use onnx or torch, or export with --backend tensorflow",
             },
-            runtimes=(_LITERT, _TENSORFLOW),
+            runtimes=("ai_edge_litert", "tensorflow"),
             named=("tensorflow",),
         ),
         Format(
@@ -120,12 +104,12 @@ FORMATS: Final[Mapping[str, Format]] = {
             "OpenVINO",
             ".xml",
             "openvino",
-            writers={"tensorflow": (_OPENVINO,), "torch": (_OPENVINO,)},
+            writers={"tensorflow": ("openvino",), "torch": ("openvino",)},
             refused={
                 "jax": "OpenVINO does not convert programs of JAX (XlaCallModule): use onnx, which "
                 "OpenVINO reads, or export with --backend tensorflow or torch"
             },
-            runtimes=(_OPENVINO,),
+            runtimes=("openvino",),
         ),
         Format(
             "torch",
@@ -134,7 +118,7 @@ FORMATS: Final[Mapping[str, Format]] = {
             "torch",
             writers={"torch": ()},
             refused={"tensorflow": _ON_TORCH_ALONE, "jax": _ON_TORCH_ALONE},
-            runtimes=(Package("torch", "'treadle[torch]'"),),
+            runtimes=("torch",),
             named=("torch",),
         ),
     )
@@ -191,16 +175,95 @@ def check_writable(form: Format, backend: str) -> None:
             f"{form.refused[backend]}"
         )
     for package in form.writers.get(backend, ()):
-        if not package.is_installed:
+        if find_spec(package) is None:
             raise ConfigurationError(
-                f"the format {form.name} needs the package {package.module} on the backend "
-                f"{backend}, which is not installed: pip install {package.install}"
+                f"the format {form.name} needs the package {package} on the backend {backend}, "
+                f"which is not installed: pip install {package}"
             )
 
 
 def missing_runtime(form: Format) -> str:
     """Return what to install for loading a file, as a clause; empty if it can be loaded."""
-    if not form.runtimes or any(package.is_installed for package in form.runtimes):
+    if not form.runtimes or any(find_spec(package) for package in form.runtimes):
         return ""
     wanted = form.runtimes[0]
-    return f"{wanted.module} is not installed: pip install {wanted.install}"
+    return f"{wanted} is not installed: pip install {wanted}"
+
+
+def check_free(form: Format, path: Path, overwrite: bool) -> None:
+    """Check that a file may be written, before anything is computed.
+
+    Raises:
+        ConfigurationError: Something else is there.
+    """
+    for place in _places(path):
+        if os.path.lexists(place) and not overwrite:
+            raise ConfigurationError(
+                f"{place} exists: choose another path, or replace it with overwrite=True (--force)"
+            )
+        alike = place.is_file() if form.suffix else (place / _GRAPH).is_file()
+        if place.is_symlink() or (place.exists() and not alike):
+            raise ConfigurationError(
+                f"{place} is not a file in the format {form.name}, so it is not replaced: choose "
+                "another path"
+            )
+
+
+def _places(path: Path) -> list[Path]:
+    """Return the path of an exported file, and that of the file with its weights if it has one."""
+    return [path, path.with_suffix(_WEIGHTS)] if path.suffix == _NAMES_WEIGHTS else [path]
+
+
+@contextmanager
+def temporary_folder(path: Path) -> Generator[Path]:
+    """Yield a new folder next to a path, which is removed at the end.
+
+    Raises:
+        ConfigurationError: The folder of the path cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot write in {path.parent}: {error.strerror or error}. Choose another path"
+        ) from error
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def install(written: Path, path: Path) -> None:
+    """Move what was written to its place; it replaces an earlier file or folder.
+
+    Args:
+        written: The file or folder, alone in a temporary folder but for files that belong to it.
+        path: Its place.
+
+    Raises:
+        ConfigurationError: A further file, as for weights of more than 2 GB, would replace one that
+            belongs to something else.
+    """
+    if written.is_dir():
+        if path.exists():
+            os.replace(path, written.parent / "replaced")  # is removed with the temporary folder
+        os.replace(written, path)
+        return
+    further = {path.with_name(file.name) for file in written.parent.iterdir()} - {*_places(path)}
+    taken = [place for place in sorted(further) if os.path.lexists(place)]
+    if taken and not os.path.lexists(path):
+        raise ConfigurationError(
+            f"{taken[0]} exists, and the exported file would replace it: choose another path, or "
+            "move it away"
+        )
+    # The file that names the others is last, so that it is never there without them.
+    for file in sorted(written.parent.iterdir(), key=lambda file: file == written):
+        os.replace(file, path.with_name(file.name))
+
+
+def size_of(path: Path) -> int:
+    """Return the number of bytes of an exported file, with the files that belong to it."""
+    if path.is_dir():
+        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    return sum(file.stat().st_size for file in _places(path))

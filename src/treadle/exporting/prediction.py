@@ -10,6 +10,7 @@ import numpy as np
 
 from ..backends.base import active
 from ..core import structures
+from ..core.keras_lists import layers_in
 from ..errors import ConfigurationError, DataError, StepError
 from ..steps.building import build
 
@@ -220,7 +221,7 @@ def _read(task: Any, batch: Any) -> tuple[list[Any], dict[str, Any]]:
 
 def _outermost(layers: Sequence[Any]) -> list[Any]:
     """Return the layers that are in no other of these layers."""
-    inner = {id(part) for layer in layers for part in layer._flatten_layers(include_self=False)}
+    inner = {id(part) for layer in layers for part in layers_in(layer)[1:]}
     return [layer for layer in layers if id(layer) not in inner]
 
 

@@ -4,83 +4,35 @@ Importing this package imports neither Keras nor rich: each submodule is importe
 names is first used.
 """
 
-import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ..core.habits import OF_HOOKS
 from ..core.hook import Hook
+from ..core.lazy import lazy
 
 if TYPE_CHECKING:
-    from .checkpoint import Checkpoint
-    from .console import Console
-    from .curves import LearningCurve
-    from .final import FinalModel
-    from .gradient_health import GradientHealth
-    from .images import Images
-    from .keras_callbacks import KerasCallbacks
-    from .lines import CSV, JSONLines
-    from .mlflow import MLflow
-    from .nonfinite import NonFinite
-    from .plateau import ReduceOnPlateau
-    from .profiler import Profiler
-    from .spikes import LossSpikes
-    from .stopping import EarlyStopping
-    from .tensorboard import TensorBoard
-    from .wandb import Wandb
-    from .watchdog import Watchdog
+    from .checkpoint import Checkpoint as Checkpoint
+    from .console import Console as Console
+    from .final import FinalModel as FinalModel
+    from .final import LearningCurve as LearningCurve
+    from .gradient_health import GradientHealth as GradientHealth
+    from .images import Images as Images
+    from .keras_callbacks import KerasCallbacks as KerasCallbacks
+    from .lines import CSV as CSV
+    from .lines import JSONLines as JSONLines
+    from .mlflow import MLflow as MLflow
+    from .nonfinite import NonFinite as NonFinite
+    from .profiler import Profiler as Profiler
+    from .spikes import LossSpikes as LossSpikes
+    from .stopping import BestWeights as BestWeights
+    from .stopping import EarlyStopping as EarlyStopping
+    from .stopping import ReduceOnPlateau as ReduceOnPlateau
+    from .tensorboard import TensorBoard as TensorBoard
+    from .wandb import Wandb as Wandb
+    from .watchdog import Watchdog as Watchdog
 
-_PUBLIC = {
-    "Checkpoint": "checkpoint",
-    "Console": "console",
-    "JSONLines": "lines",
-    "CSV": "lines",
-    "EarlyStopping": "stopping",
-    "LossSpikes": "spikes",
-    "MLflow": "mlflow",
-    "NonFinite": "nonfinite",
-    "FinalModel": "final",
-    "GradientHealth": "gradient_health",
-    "Images": "images",
-    "LearningCurve": "curves",
-    "ReduceOnPlateau": "plateau",
-    "KerasCallbacks": "keras_callbacks",
-    "TensorBoard": "tensorboard",
-    "Profiler": "profiler",
-    "Wandb": "wandb",
-    "Watchdog": "watchdog",
-}
-
-__all__ = [
-    "CSV",
-    "Checkpoint",
-    "Console",
-    "EarlyStopping",
-    "FinalModel",
-    "GradientHealth",
-    "Images",
-    "JSONLines",
-    "KerasCallbacks",
-    "LearningCurve",
-    "LossSpikes",
-    "MLflow",
-    "NonFinite",
-    "Profiler",
-    "ReduceOnPlateau",
-    "TensorBoard",
-    "Wandb",
-    "Watchdog",
-    "defaults",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        return getattr(importlib.import_module(f"treadle.hooks.{_PUBLIC[name]}"), name)
-    raise AttributeError(f"module 'treadle.hooks' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_PUBLIC])
+__getattr__, __dir__, __all__ = lazy(__name__, OF_HOOKS)
 
 
 def defaults(directory: Path | None, quiet: bool) -> list[Hook]:
@@ -100,8 +52,7 @@ def defaults(directory: Path | None, quiet: bool) -> list[Hook]:
     """
     from .checkpoint import Checkpoint
     from .console import Console
-    from .curves import LearningCurve
-    from .final import FinalModel
+    from .final import FinalModel, LearningCurve
     from .images import Images
     from .lines import CSV, JSONLines
     from .nonfinite import NonFinite

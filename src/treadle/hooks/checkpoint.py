@@ -10,6 +10,7 @@ from ..checkpoint import Checkpoints, LeftoverError
 from ..checkpoint.format import temporary_name
 from ..core import schema
 from ..core.directory import CHECKPOINTS
+from ..core.habits import OF_MODEL_CHECKPOINT, explains
 from ..core.hook import Hook, LoopView
 from ..core.logs import Record
 from ..core.processes import is_chief, process_group
@@ -17,7 +18,7 @@ from ..core.progress import Progress
 from ..core.split_arrays import OwnParts
 from ..core.triggers import Span, When
 from ..errors import CheckpointError, ConfigurationError
-from .monitor import direction_of
+from .monitor import check_names, direction_of
 from .nonfinite import not_finite
 
 
@@ -48,12 +49,14 @@ class Checkpoint(Hook):
 
     Raises:
         ConfigurationError: If an interval is invalid, or `keep_best` is given without `monitor`.
+            Before the first step of `fit`: if no recorded value has the name `monitor`.
 
     Example:
         >>> import treadle
         >>> often = treadle.hooks.Checkpoint(every="10 s", keep_last=3)
     """
 
+    @explains("Checkpoint", OF_MODEL_CHECKPOINT)
     def __init__(
         self,
         every: str = "1 min",
@@ -87,6 +90,11 @@ class Checkpoint(Hook):
         self.waited = 0.0  # seconds
         self._exempt: set[str] = set()  # paths that were not finite at the start
 
+    def _check_names(self, loop: LoopView, names: Mapping[str, float]) -> None:
+        """Check the monitored name before the first step."""
+        if self._monitor is not None and self._keep["keep_best"]:
+            check_names(type(self).__name__, self._monitor, loop, names)
+
     def open(self, directory: Path | None) -> None:
         """Open the checkpoint directory of a run.
 
@@ -103,7 +111,7 @@ class Checkpoint(Hook):
     @property
     def saved(self) -> Checkpoints:
         """The checkpoints of the run."""
-        assert self._saved is not None  # `HookDispatcher` opens it
+        assert self._saved is not None  # `services_of` opens it
         return self._saved
 
     def start(self, loop: LoopView) -> None:
@@ -139,11 +147,13 @@ class Checkpoint(Hook):
         if self._late or self.when.due(before, after, epoch_ended):
             self._late = not self.save(loop)
 
-    def save(self, loop: LoopView, wait: bool = False) -> bool:
+    def save(self, loop: LoopView, wait: bool = False, begins: bool = False) -> bool:
         """Save a checkpoint now.
 
         Args:
             loop: The loop, at the end of a window.
+            begins: Whether a call begins, before which the script may have changed anything: the
+                monitored value is not that of this state, and what is not finite is so on purpose.
             wait: Wait until the checkpoint is on disk, and raise the error if writing it fails. An
                 error in the previous checkpoint is logged.
 
@@ -152,11 +162,11 @@ class Checkpoint(Hook):
         """
         started = monotonic()
         try:
-            return self._save(loop, wait)
+            return self._save(loop, wait, begins)
         finally:
             self.waited += monotonic() - started
 
-    def _save(self, loop: LoopView, wait: bool) -> bool:
+    def _save(self, loop: LoopView, wait: bool, begins: bool) -> bool:
         together = _is_split(loop) or loop.reads_shares
         if wait:
             self.saved.settle()
@@ -164,11 +174,12 @@ class Checkpoint(Hook):
         temporary = self._agree(loop) if together else None
         if self.saved.busy if temporary is None else not temporary:
             return False
-        if self._is_non_finite(loop):
+        if self._is_non_finite(loop, begins):
             return True
         if not is_chief() and not together:
             return True
-        checkpoint: Saved = loop.capture(self._buffers, self._score(loop.progress))
+        score = None if begins else self._score(loop.progress)
+        checkpoint: Saved = loop.capture(self._buffers, score)
         self._saved_step = loop.progress.step
         if temporary and not _is_split(loop):
             temporary = None  # all know their positions in the data, which the chief writes
@@ -224,10 +235,10 @@ class Checkpoint(Hook):
             return None
         return self._measured[1]
 
-    def _is_non_finite(self, loop: LoopView) -> bool:
+    def _is_non_finite(self, loop: LoopView, begins: bool) -> bool:
         """Return whether the state became non-finite since the start, and log a warning if so."""
         bad = set(not_finite(loop.state))
-        if loop.progress.step == 0:
+        if begins or loop.progress.step == 0:
             self._exempt = bad
         bad -= self._exempt
         if bad:

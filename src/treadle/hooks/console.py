@@ -12,11 +12,9 @@ import rich.console
 from rich.live import Live
 from rich.text import Text
 
-from ..core.hook import DetailedHook, LoopView
-from ..core.logs import Record, StepLogs
-from ..core.rollback import RolledBack
+from ..core.hook import DetailedHook, LoopView, RolledBack
+from ..core.logs import Record, StepLogs, brief, clock, line
 from ..core.terminal import Waiting, printable
-from ..core.values import brief, clock, line
 from . import notebook
 from .display import Display, MetricsTable, Position, Speed, notes, progress_line
 from .notebook import NotebookDisplay

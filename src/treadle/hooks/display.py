@@ -7,8 +7,8 @@ from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 
 from ..core.hook import LoopView
+from ..core.logs import brief, clock, line, short
 from ..core.progress import Progress
-from ..core.values import brief, clock, line, short
 
 LONGEST_BAR = 40
 

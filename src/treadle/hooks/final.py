@@ -1,18 +1,23 @@
-"""The `FinalModel` hook, which saves the models and all variables at the end of a run."""
+"""The hooks `FinalModel` and `LearningCurve`, which write files when a run ends."""
 
+import importlib.util
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..checkpoint.arrays import dtype_called, in_file_order, write_arrays
 from ..checkpoint.arrays import read_arrays as read_arrays
-from ..core.attributes import attributes_of
 from ..core.directory import STATE
+from ..core.drawing import draw_panels, save
 from ..core.folder import Folder
+from ..core.history import History, panels_of
 from ..core.hook import Hook, LoopView
 from ..core.options import without_tensorflow
-from ..core.processes import is_chief, process_group
+from ..core.processes import is_chief
+from ..core.user_code import attributes_of
+from ..errors import DirectoryError
 
 
 class FinalModel(Hook):
@@ -43,7 +48,7 @@ class FinalModel(Hook):
 
         # Variables first: they are saved even if saving a model fails.
         state = loop.state
-        split = process_group().size > 1 and active().is_split(state.variables.values())
+        split = active().is_split(state.variables.values())
         if not is_chief():
             unread = [_Unread(v) for v in state.variables.values()] if split else []
             for variable in in_file_order(unread, lambda x: x.dtype):
@@ -92,3 +97,56 @@ def _save(model: Any, folder: Folder, name: str) -> str | None:
         first = str(error).strip().split("\n\n")[0]  # Keras appends code examples
         return " ".join(first.split()).rstrip(".")
     return None
+
+
+class LearningCurve(Hook):
+    """Saves a plot of the run as `curves.png` in the run directory when training ends.
+
+    The plot is also saved after an error or interrupt. Without Matplotlib, the hook does
+    nothing and logs no warning.
+
+    Example:
+        >>> import treadle
+        >>> curve = treadle.hooks.LearningCurve()  # a default hook of runs with a directory
+    """
+
+    chief_only = True
+
+    def end(self, loop: LoopView, error: BaseException | None) -> None:
+        """Plot the history."""
+        if isinstance(error, DirectoryError):  # the directory belongs to another process
+            return
+        installed = importlib.util.find_spec("matplotlib") is not None
+        if installed and loop.directory is not None:
+            draw(loop.history, loop.directory / "curves.png")
+
+
+def draw(history: History, path: str | Path) -> bool:
+    """Plot the loss and every metric of a history over the steps, training next to validation.
+
+    Values returned by every step are drawn as a faint line with a smoothed line on top. Values of
+    epochs and validations are drawn as points. A loss that spans more than two orders of magnitude
+    has a logarithmic scale.
+
+    Args:
+        history: The history of a run.
+        path: The image file; its extension selects the format.
+
+    Returns:
+        False if there is nothing to plot; no file is written then.
+
+    Raises:
+        ImportError: If Matplotlib is not installed.
+
+    Example:
+        >>> from treadle.core.logs import Record
+        >>> from treadle.core.progress import Progress
+        >>> history = History([Record("epoch", Progress(step=9), {"loss": 0.5, "val_loss": 0.6})])
+        >>> draw(history, "curves.png")
+        True
+    """
+    panels = panels_of(history)
+    if not panels:
+        return False
+    save(draw_panels(panels), path)
+    return True

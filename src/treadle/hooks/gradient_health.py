@@ -1,20 +1,20 @@
 """The hook `GradientHealth`, which measures gradients, updates and dead units of each layer."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
 from ..core import schema
 from ..core.directory import HEALTH
 from ..core.folder import Folder
 from ..core.hook import DetailedHook, LoopView
 from ..core.logs import StepLogs
-from ..core.processes import is_chief
 from ..core.triggers import Span, When
 from ..errors import ConfigurationError
 from .health_rules import HealthRules, Verdict
-from .lines import cut_after, strict
+from .lines import strict
+from .log_tail import cut_after
 
 if TYPE_CHECKING:  # it imports Keras
     from ..steps.layer_statistics import StepStatistics
@@ -22,7 +22,27 @@ if TYPE_CHECKING:  # it imports Keras
 # Most faults show in the first steps, so these are measured more often; intervals double. A
 # measured step of a small network takes as long as 10 to 30 of its steps.
 EARLY: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
+MEASURED: Final = ("gradient", "weight", "update", "dead")
 MOST_BYTES: Final = 256 << 20
+LONGEST_LINE: Final = 4 << 20
+MOST_VALUES: Final = 100_000  # of a line
+
+_step = schema.whole(0, 10**15)
+_values = schema.listed(schema.anything)
+_layer = schema.record({"path": schema.text, "class": schema.text}, required=("path",))
+_line = {
+    "layers": schema.record(
+        {"step": _step, "layers": schema.listed(_layer), "notes": schema.listed(schema.text)},
+        required=("layers",),
+    ),
+    "health": schema.record(
+        {"step": _step, **dict.fromkeys(MEASURED, _values)}, required=("step", *MEASURED)
+    ),
+    "verdict": schema.record(
+        {"step": _step, "verdict": schema.text, "layers": _values, "text": schema.text},
+        required=("step", "verdict", "layers", "text"),
+    ),
+}
 
 
 class GradientHealth(DetailedHook):
@@ -66,6 +86,8 @@ class GradientHealth(DetailedHook):
         >>> health = treadle.hooks.GradientHealth(every="500 steps")
     """
 
+    chief_only = True  # several processes measure nothing
+
     def __init__(self, every: str = "1000 steps") -> None:
         span = Span.parse(every)
         if span.of != "step":
@@ -93,7 +115,7 @@ class GradientHealth(DetailedHook):
             self._rules, self.latest, self.verdicts = HealthRules(), None, []
             self._noted, self._described = False, ""
         self._resumed, self._started = False, True
-        if loop.directory is not None and is_chief():
+        if loop.directory is not None:
             self._folder = Folder.open(loop.directory, create=True)
             self._file = self._folder.append_to(HEALTH)
             cut_after(self._folder, self._file, loop.progress.step, size)
@@ -173,7 +195,7 @@ class GradientHealth(DetailedHook):
             self._described = json.dumps(description)
             lines.append({"kind": "layers", "step": measured.step, **description})
         row: dict[str, Any] = {"kind": "health", "step": measured.step}
-        for name in ("gradient", "weight", "update", "dead"):
+        for name in MEASURED:
             row[name] = [_number(getattr(layer, name)) for layer in measured.layers]
         lines.append(row | ({"undone": True} if measured.undone else {}))
         for verdict in verdicts:
@@ -187,7 +209,7 @@ class GradientHealth(DetailedHook):
 def read_health(directory: str | Path) -> list[dict[str, Any]]:
     """Return the lines of `health.jsonl` in a run directory, in order; none if there is no file.
 
-    Lines that are incomplete, because the process was killed, are left out.
+    Lines that are incomplete or invalid are left out, such as the last one of a killed process.
 
     Args:
         directory: The run directory.
@@ -195,19 +217,23 @@ def read_health(directory: str | Path) -> list[dict[str, Any]]:
     Raises:
         DirectoryError: There is no such directory, or the file is not a regular file.
     """
-    found: list[dict[str, Any]] = []
     with Folder.open(Path(directory)) as folder:
-        if folder.kind(HEALTH) is None:
-            return []
-        data = folder.read(HEALTH, MOST_BYTES)
-    for line in data.splitlines():
-        try:
-            parsed = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(parsed, dict):
-            found.append(parsed)
-    return found
+        return list(health_lines(folder)) if folder.kind(HEALTH) is not None else []
+
+
+def health_lines(folder: Folder) -> Iterator[dict[str, Any]]:
+    """Yield the valid lines of the file in an open run directory."""
+    read = 0
+    with folder.opened(HEALTH) as (file, _):
+        while (text := file.readline(LONGEST_LINE)) and read < MOST_BYTES:
+            read += len(text)
+            try:
+                found = schema.parse(text, MOST_VALUES)
+                schema.mapping(schema.anything)(found, "")
+                _line[found["kind"]](found, "")
+            except (ValueError, KeyError, TypeError):
+                continue
+            yield cast(dict[str, Any], found)
 
 
 def _number(value: float | None) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 
 from ..core import schema
-from ..core.values import short
+from ..core.logs import short
 
 if TYPE_CHECKING:  # it imports Keras
     from ..steps.layer_statistics import LayerStatistics, StepStatistics

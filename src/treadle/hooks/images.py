@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from ..core.directory import LOG
+from ..core.file_names import file_name
 from ..core.folder import FILE, Folder
 from ..core.hook import Hook, LoopView
 from ..core.images import Image
@@ -23,7 +24,9 @@ class Images(Hook):
     """Saves each logged `treadle.Image` as a PNG file in the run directory.
 
     An image logged as `samples` at step 469 is saved as `images/samples-469.png`; the log contains
-    this path. An image logged later with the same name at the same step overwrites the file.
+    this path. Characters that not all file systems allow are percent-encoded, and long names end in
+    a hash, so that each name has a file of its own. An image logged later with the same name at the
+    same step overwrites the file.
 
     Example:
         >>> import treadle
@@ -74,10 +77,10 @@ def paths(record: Record) -> dict[str, str]:
         >>> import numpy as np
         >>> from treadle.core.progress import Progress
         >>> paths(Record("log", Progress(step=9), {"a/b": Image(np.eye(8)), "loss": 0.5}))
-        {'a/b': 'images/a_b-9.png'}
+        {'a/b': 'images/a%2fb-9.png'}
     """
     return {
-        name: f"{FOLDER}/{_file_name(name)}-{record.progress.step}.png"
+        name: f"{FOLDER}/{file_name(name)}-{record.progress.step}.png"
         for name, value in record.values.items()
         if isinstance(value, Image)
     }
@@ -129,7 +132,3 @@ def _folder(directory: Path, create: bool = False) -> Folder:
     with Folder.open(directory) as opened:
         # Creating a folder syncs the directory, which is needed only once.
         return opened.subfolder(FOLDER, create and not opened.is_folder(FOLDER))
-
-
-def _file_name(name: str) -> str:
-    return re.sub(r"[^\w.-]", "_", name)

@@ -10,20 +10,23 @@ from ..core.hook import DetailedHook, Hook, LoopView
 from ..core.logs import Record, StepLogs
 from ..core.triggers import Span, When
 from ..errors import ConfigurationError
-from .callback_attributes import (
+from .callback_model import (
     append_to_file,
     changed_attributes,
     close_file,
+    compiled_attributes,
     copied,
+    only_model,
+    optimizer_of,
     set_direction,
+    size_of_file,
+    unsaved_attributes,
 )
-from .callback_model import compiled_attributes, only_model, optimizer_of
 from .nonfinite import NonFinite
 
 BATCH_METHODS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+TEST_BATCH_METHODS = ("on_test_batch_begin", "on_test_batch_end")
 NEVER_CALLED = (
-    "on_test_batch_begin",
-    "on_test_batch_end",
     "on_predict_begin",
     "on_predict_end",
     "on_predict_batch_begin",
@@ -53,8 +56,10 @@ class KerasCallbacks(DetailedHook):
     - Models saved by `ModelCheckpoint` load as compiled models: with the optimizer and its state,
       and for `treadle.Supervised` with the loss and the metrics.
     - `on_test_begin` and `on_test_end` are called before and after each validation, and each
-      `loop.evaluate` between the first step and the end of training. Methods for validation batches
-      and for predictions are not called; if a callback overrides one, a warning is logged.
+      `loop.evaluate` between the first step and the end of training. If a callback overrides
+      `on_test_batch_begin` or `on_test_batch_end`, they are called for each batch, which is then a
+      compiled call of its own. Methods for predictions are not called; if a callback overrides
+      one, a warning is logged.
 
     `TerminateOnNaN` replaces the default hook `NonFinite`, which would raise first. A `NonFinite`
     hook that you pass to the loop is not replaced.
@@ -62,9 +67,8 @@ class KerasCallbacks(DetailedHook):
     A resumed run calls `on_train_begin` again, and then restores the numbers, strings and arrays
     that each callback changed after its construction: for `EarlyStopping` the best weights and the
     epochs waited, for `ReduceLROnPlateau` the best value and the cooldown, for `ModelCheckpoint`
-    the best value. Other objects are not saved: open files, functions, lists of more than 1000
-    items. `CSVLogger` appends to the same file, so rows of epochs after the checkpoint appear
-    twice.
+    the best value. Other objects are not saved: open files, functions, lists of more than 100,000
+    items. `CSVLogger` appends to the same file, without the rows of epochs after the checkpoint.
 
     Args:
         callbacks: The callbacks, in the order in which they are called: a list of
@@ -74,6 +78,8 @@ class KerasCallbacks(DetailedHook):
         optimizer: The `model.optimizer` of the callbacks; by default the optimizer with which
             `train_step` updates the model. The optimizer passed to `model.compile` is used only if
             `train_step` applies it.
+        first_epoch: The number of the first epoch, as `initial_epoch` of `fit`.
+        verbose: The `verbose` of the callbacks' `params`.
 
     Attributes:
         replaces: Classes of default hooks that are not added to a run with these callbacks.
@@ -92,7 +98,12 @@ class KerasCallbacks(DetailedHook):
     """
 
     def __init__(
-        self, callbacks: Iterable[Any] | Any, model: Any = None, optimizer: Any = None
+        self,
+        callbacks: Iterable[Any] | Any,
+        model: Any = None,
+        optimizer: Any = None,
+        first_epoch: int = 0,
+        verbose: Any = 1,
     ) -> None:
         import keras  # late: it fixes the backend, which may not be chosen yet at import
 
@@ -103,6 +114,7 @@ class KerasCallbacks(DetailedHook):
         terminating = any(isinstance(c, kinds.TerminateOnNaN) for c in self._callbacks)
         self.replaces: tuple[type[Hook], ...] = (NonFinite,) if terminating else ()
         self._given = model, optimizer
+        self._first_epoch, self._verbose = first_epoch, verbose
         every_step = any(_uses_batch_methods(callback) for callback in self._callbacks)
         self.when = When(Span(1, "step")) if every_step else None
         self._made = [copied(vars(callback)) for callback in self._callbacks]
@@ -119,35 +131,36 @@ class KerasCallbacks(DetailedHook):
         self._begin()
         # Keras' TensorBoard callback reads the graph from `train_function`.
         self._lent = {"stop_training": False, "train_function": None}
-        self._lent["history"] = next(c for c in self._callbacks if _is_history(c))
-        optimizer = optimizer if optimizer is not None else optimizer_of(loop, self._model)
+        self._lent["history"] = self.history
+        if optimizer is None:
+            optimizer = optimizer_of(loop, self._model)
         if optimizer is not None:
             self._lent["optimizer"] = optimizer
             self._lent |= compiled_attributes(loop.task, self._model, optimizer)
         _warn_of_methods_never_called(loop, self._callbacks)
-        params = {"verbose": 1, "epochs": _epochs(loop), "steps": loop.steps_per_epoch}
+        epochs = _epochs(loop) + self._first_epoch
+        params = {"verbose": self._verbose, "epochs": epochs, "steps": loop.steps_per_epoch}
         metrics = loop.state.metrics
         with self._as_in_fit():
-            for callback in self._callbacks:
+            for name, callback in self._named():
                 set_direction(callback, metrics)
                 if loop.progress.step:
-                    append_to_file(callback)
+                    append_to_file(callback, (kept or {}).get("files", {}).get(name))
                 callback.set_model(self._model)
                 callback.set_params(dict(params))
             for callback in self._callbacks:
                 callback.on_train_begin({})
+        self._warn_of_unsaved_attributes(loop)
         if kept is not None:
             self._epoch = kept["epoch"]
-            for name, callback in self._named():
-                for attribute, value in kept["callbacks"].get(name, {}).items():
-                    setattr(callback, attribute, value)
+            self._restore_attributes(kept)
 
     def before(self, loop: LoopView) -> None:
         """Call `on_epoch_begin` at the start of an epoch, and `on_train_batch_begin` if needed."""
         at = loop.progress
         if self._epoch != at.epoch:
             self._epoch = at.epoch
-            self._call(loop, "on_epoch_begin", at.epoch, {})
+            self._call(loop, "on_epoch_begin", at.epoch + self._first_epoch, {})
         if self.when is not None:
             self._call(loop, "on_train_batch_begin", at.batch, logs={})
 
@@ -170,12 +183,30 @@ class KerasCallbacks(DetailedHook):
         else:
             self._call(loop, "on_test_end", dict(results))
 
+    @property
+    def sees_test_batches(self) -> bool:
+        """Whether a callback defines a method for the batches of validations."""
+        return self._model is not None and any(
+            _defines(callback, method)
+            for callback in self._callbacks
+            for method in TEST_BATCH_METHODS
+        )
+
+    def test_batch(self, loop: LoopView, batch: int, results: Mapping[str, float] | None) -> None:
+        """Call `on_test_batch_begin` (without results) or `on_test_batch_end`."""
+        if results is None:
+            self._call(loop, "on_test_batch_begin", batch, {})
+        else:
+            self._call(loop, "on_test_batch_end", batch, dict(results))
+
     def record(self, loop: LoopView, record: Record) -> None:
         """Call `on_epoch_end` after an epoch, also if a callback stopped the run during it."""
         stopped = bool(self._stopped_by) and record.kind == "validation"
         if record.kind == "epoch" or stopped:
-            self._logs = dict(record.values)
-            self._call(loop, "on_epoch_end", record.progress.epoch, dict(self._logs))
+            self._logs = ordered(record.values)
+            epoch = record.progress.epoch + self._first_epoch
+            self._call(loop, "on_epoch_end", epoch, dict(self._logs))
+            self._warn_of_unsaved_attributes(loop)
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
         """Call `on_train_end`, unless training failed."""
@@ -184,6 +215,16 @@ class KerasCallbacks(DetailedHook):
         for callback in self._callbacks:
             close_file(callback)
         self._model, self._lent = None, {}
+
+    @property
+    def history(self) -> Any:
+        """The `keras.callbacks.History` of the callbacks."""
+        return next(c for c in self._callbacks if _is_history(c))
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a callback has set `model.stop_training`."""
+        return bool(self._stopped_by)
 
     @property
     def swapped_optimizers(self) -> list[Any]:
@@ -197,13 +238,44 @@ class KerasCallbacks(DetailedHook):
             name: changed_attributes(callback, made)
             for (name, callback), made in zip(self._named(), self._made, strict=True)
         }
-        return {"epoch": self._epoch, "callbacks": found}
+        sizes = {name: size_of_file(callback) for name, callback in self._named()}
+        files = {name: size for name, size in sizes.items() if size is not None}
+        stopped = self._stopped_by
+        return {"epoch": self._epoch, "callbacks": found, "files": files, "stopped": stopped}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Keep the state returned by `state`, to be restored when training starts."""
         self._kept = state
 
+    def restore_end(self, state: Mapping[str, Any]) -> None:
+        """Restore what a finished run has left, from its last state: it is not trained again."""
+        self._restore_attributes(state)
+        self._stopped_by = state.get("stopped", "")
+
+    def _restore_attributes(self, state: Mapping[str, Any]) -> None:
+        for name, callback in self._named():
+            for attribute, value in state["callbacks"].get(name, {}).items():
+                setattr(callback, attribute, value)
+
+    def _warn_of_unsaved_attributes(self, loop: LoopView) -> None:
+        """Warn of attributes that a checkpoint cannot hold: each once, also if one is set later."""
+        for callback in self._callbacks if loop.directory is not None else ():
+            found = unsaved_attributes(callback)
+            told = self._told.setdefault(id(callback), set())
+            new = {name: kind for name, kind in found.items() if name not in told}
+            told.update(new)
+            if new:
+                parts = ", ".join(f"{name} ({kind})" for name, kind in new.items())
+                loop.log(
+                    {
+                        "warning": f"{type(callback).__name__} has attributes that a checkpoint "
+                        f"cannot hold: {parts}. After a resume, they begin as in a new run: use "
+                        "numbers, strings, arrays, or lists and dicts of these with strings as keys"
+                    }
+                )
+
     def _begin(self) -> None:
+        self._told: dict[int, set[str]] = {}
         self._epoch = -1
         self._logs: dict[str, Any] = {}  # of the last epoch
         self._stopped_by = ""
@@ -258,6 +330,18 @@ def _flattened(callbacks: Any) -> Iterator[Any]:
         yield callbacks
 
 
+def ordered(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of an epoch in the order in which `fit` logs them.
+
+    Keras sorts them before it replaces inner dicts by what they hold, so that the names of a step
+    with inner dicts keep the order in which it returns them.
+    """
+    names = [name for name in values if not name.startswith("val_")]
+    others = sorted(name for name in values if name.startswith("val_"))
+    every = sorted(values) if names == sorted(names) else [*names, *others]
+    return {name: values[name] for name in every}
+
+
 def _is_history(callback: Any) -> bool:
     import keras
 
@@ -307,22 +391,29 @@ def _uses_batch_methods(callback: Any) -> bool:
 
 
 def _overrides(callback: Any, method: str) -> bool:
-    """Return whether a callback overrides a method; Keras marks its own empty methods."""
-    return not getattr(getattr(callback, method), "_is_default", False)
+    """Return whether a callback overrides a method of `keras.callbacks.Callback`."""
+    import keras
+
+    own = getattr(callback, method)
+    return getattr(own, "__func__", own) is not getattr(keras.callbacks.Callback, method)
+
+
+def _defines(callback: Any, method: str) -> bool:
+    """Return whether a callback of the user defines a method, or one of Keras was given it."""
+    import keras
+
+    kind = type(callback)
+    of_keras = getattr(keras.callbacks, kind.__name__, None) is kind
+    return _overrides(callback, method) and (not of_keras or method in vars(callback))
 
 
 def _warn_of_methods_never_called(loop: LoopView, callbacks: Sequence[Any]) -> None:
     for callback in callbacks:
-        of_keras = type(callback).__module__.startswith("keras.")
-        missed = [
-            method
-            for method in NEVER_CALLED
-            if _overrides(callback, method) and (not of_keras or method in vars(callback))
-        ]
+        missed = [method for method in NEVER_CALLED if _defines(callback, method)]
         if missed:
             loop.log(
                 {
-                    "warning": f"{type(callback).__name__}.{missed[0]} is never called: a loop "
-                    "evaluates many batches in one call, and predictions have no callbacks"
+                    "warning": f"{type(callback).__name__}.{missed[0]} is never called: "
+                    "predictions of a loop have no callbacks"
                 }
             )

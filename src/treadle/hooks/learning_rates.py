@@ -5,7 +5,7 @@ from math import isfinite
 from typing import Any
 
 from ..core import schema
-from ..core.run_file import learning_rates as check
+from ..core.directory import learning_rates as check
 
 MOST_SAMPLES = 256
 # A schedule of the user's may count its calls or draw random numbers, so it is not called.

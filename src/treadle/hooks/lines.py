@@ -11,12 +11,9 @@ import csv
 import hashlib
 import io
 import json
-import re
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cache
 from math import isfinite, isnan
-from operator import index
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,21 +23,13 @@ from ..core import schema
 from ..core.directory import LOG
 from ..core.folder import Folder
 from ..core.hook import Hook, LoopView
-from ..core.logs import Array, Record, StepLogs
-from ..core.schema import shown
-from ..core.values import Plain, plain
-from ..errors import ConfigurationError, DataError, DirectoryError
+from ..core.logs import Array, Plain, Record, StepLogs, plain
+from ..errors import ConfigurationError, DirectoryError
 from .images import paths
-from .log_file import BLOCK
-from .log_file import read_log as read_log
+from .log_tail import Hash, cut_after
 
-Hash = Any  # `hashlib` does not export the class of its objects
 OWN = ("kind", "epoch", "step", "seconds")
-MOST_BYTES = 64 << 20  # of a table of epochs
-ADVICE = (
-    ". Restore a copy of the file, or move it away: the run then resumes, and writes the later "
-    "epochs into a new one"
-)
+_HEAD = b"epoch,step,seconds"  # of a table of epochs
 
 
 class JSONLines(Hook):
@@ -92,7 +81,8 @@ class JSONLines(Hook):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Truncate the file to the saved size when the run resumes."""
-        self._size = _count(state, "size")
+        schema.whole()(state["size"], "size")
+        self._size = state["size"]
 
     def steps(self, loop: LoopView, logs: StepLogs) -> None:
         """Write the steps of a window."""
@@ -104,12 +94,9 @@ class JSONLines(Hook):
 
     def record(self, loop: LoopView, record: Record) -> None:
         """Write a record."""
-        files = paths(record) if loop.directory is not None else {}
-        values = _plain_values({**record.values, **files})
-        at = record.progress
-        head = {"kind": record.kind, "epoch": at.epoch + 1, "step": at.step, "seconds": at.seconds}
-        numbers = {name: strict(value) for name, value in values.items()}
-        self._write(json.dumps(head | numbers, allow_nan=False) + "\n")
+        line = {"kind": record.kind} | _row(loop, record)
+        strict_line = {name: strict(value) for name, value in line.items()}
+        self._write(json.dumps(strict_line, allow_nan=False) + "\n")
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
         """Flush the file to disk and close it."""
@@ -129,8 +116,8 @@ class JSONLines(Hook):
 class CSV(Hook):
     """Writes a row for every epoch: its number, its last step, the elapsed seconds and its values.
 
-    The first epoch determines the columns. A value that first occurs in a later epoch adds a
-    column: the file is rewritten, and the column is empty in earlier rows.
+    The rows are the epochs of the history, from which a resumed run writes the table again. A value
+    that first occurs in a later epoch adds a column, which is empty in earlier rows.
 
     Args:
         path: The file; by default `epochs.csv` in the run directory.
@@ -138,7 +125,6 @@ class CSV(Hook):
     Raises:
         ConfigurationError: At the start, if no path is given and the run has no directory, or if
             the file contains a different table.
-        DataError: At the start, if the file is damaged.
 
     Example:
         >>> import treadle
@@ -150,152 +136,67 @@ class CSV(Hook):
     def __init__(self, path: str | Path | None = None) -> None:
         self._given = None if path is None else Path(path).absolute()
         self._path: Path | None = None
-        self._unsynced = False
-        self._kept: int | None = None
-        self._expected: Sequence[int] = ()  # the checksums of the rows in the checkpoint
-        self._checksums: list[int] = []
-        self._rows: list[dict[str, str]] = []
         self._columns: list[str] = []
 
     def start(self, loop: LoopView) -> None:
-        """Read the rows of earlier epochs from the file."""
-        self._path = _resolved(self._given, loop, "epochs.csv", self)
-        self._rows, self._columns, self._checksums = [], [], []
-        kept, self._kept = self._kept, None
-        expected, self._expected = self._expected, ()
-        with Folder.open(self._path.parent, create=True) as folder:
-            if folder.kind(self._path.name) is not None:
-                self._read(folder, self._path.name, loop.progress.step, kept, expected)
-            elif kept:
-                lost = f"{self._path} is missing, so the rows of earlier epochs are lost"
+        """Write the rows of earlier epochs."""
+        path = self._path = _resolved(self._given, loop, "epochs.csv", self)
+        self._columns = []
+        has_rows = any(record.kind == "epoch" for record in loop.history.records)
+        with Folder.open(path.parent, create=True) as folder:
+            exists = folder.kind(path.name) is not None
+            if exists:
+                _check_table(folder, path.name)
+            if has_rows:
+                self._write(folder, loop)
+            elif exists and loop.progress.epoch:
+                folder.rename(path.name, f"{path.name}.old")
+                lost = f"{path} is now {path.name}.old: the history lacks the epochs in it"
                 loop.log({"warning": f"{lost}. The weights are not affected"})
-
-    def state(self) -> dict[str, Any]:
-        """Flush the file to disk and return the number of rows, and the checksum of each."""
-        if self._path is not None and self._unsynced:
-            with Folder.open(self._path.parent) as folder:
-                folder.flush_file(self._path.name)
-            self._unsynced = False
-        return {"rows": len(self._rows), "checksums": np.array(self._checksums, np.uint32)}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Keep the saved number of rows when the run resumes, and compare them."""
-        self._kept = _count(state, "rows")
-        self._expected = [index(x) for x in state["checksums"]]
+            elif exists:
+                folder.remove_file(path.name)
 
     def record(self, loop: LoopView, record: Record) -> None:
         """Write the row of an epoch."""
         if record.kind != "epoch" or self._path is None:
             return
-        at = record.progress
-        head = {"epoch": at.epoch + 1, "step": at.step, "seconds": at.seconds}
-        row = {name: str(value) for name, value in (head | _plain_values(record.values)).items()}
-        self._rows.append(row)
-        self._checksums.append(_checksum(row))
-        new = [name for name in row if name not in self._columns]
-        self._columns += new
+        row = _row(loop, record)
         with Folder.open(self._path.parent) as folder:
-            if new:
-                self._rewrite(folder, self._path.name)
+            if any(name not in self._columns for name in row):
+                self._write(folder, loop)
             else:
                 with folder.append_to(self._path.name) as file:
                     folder.append(file, _csv([row], self._columns))
-                self._unsynced = True
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
         """Flush the file to disk."""
-        if not isinstance(error, DirectoryError):  # the directory is missing, or of another process
-            self.state()
-        self._path = None
+        path, self._path = self._path, None
+        # A DirectoryError: the directory is missing, or belongs to another process.
+        if path is not None and self._columns and not isinstance(error, DirectoryError):
+            with Folder.open(path.parent) as folder:
+                folder.flush_file(path.name)
 
-    def _read(
-        self, folder: Folder, name: str, step: int, kept: int | None, expected: Sequence[int]
-    ) -> None:
-        path, content = folder.path / name, folder.read(name, MOST_BYTES)
-        end = content.rfind(b"\n") + 1  # a killed process may leave an incomplete row
-        try:
-            whole = content[:end].decode()
-        except UnicodeDecodeError as error:
-            number = content.count(b"\n", 0, error.start) + 1
-            raise _not_a_row(path, number, "it is not a text in UTF-8") from error
-        reader = csv.DictReader(io.StringIO(whole, newline=""))
-        try:
-            columns, rows = list(reader.fieldnames or []), list(reader)
-        except csv.Error as error:
-            raise _not_a_row(path, reader.line_num + 1, str(error)) from error
-        if whole and columns[:3] != ["epoch", "step", "seconds"]:
-            raise ConfigurationError(
-                f"{path} is not a table of epochs: its first columns are not epoch, step and "
-                "seconds. Choose another path, or move it away"
-            )
-        # Rows of later epochs are removed, and may be damaged.
-        for number, row in enumerate(rows[:kept], 2):
-            if not re.fullmatch("[0-9]{1,18}", row["step"] or ""):
-                why = f"its step is {shown(row['step'])}; expected a whole number"
-                raise _not_a_row(path, number, why)
-            if None in row:
-                raise _not_a_row(
-                    path, number, f"it has more values than the {len(columns)} columns"
-                )
-        _compare(path, rows[:kept], expected)
-        self._rows = [row for row in rows[:kept] if int(row["step"]) <= step]
-        self._checksums = [_checksum(row) for row in self._rows]
-        if not self._rows:
-            folder.remove_file(name)
-            return
-        self._columns = columns
-        if end < len(content) or len(self._rows) < len(rows):
-            self._rewrite(folder, name)
-
-    def _rewrite(self, folder: Folder, name: str) -> None:
+    def _write(self, folder: Folder, loop: LoopView) -> None:
+        assert self._path is not None
+        rows = [_row(loop, record) for record in loop.history.records if record.kind == "epoch"]
+        self._columns = list(dict.fromkeys(name for row in rows for name in row))
         header = dict(zip(self._columns, self._columns, strict=True))
-        folder.write(name, [_csv([header, *self._rows], self._columns)])
+        folder.write(self._path.name, [_csv([header, *rows], self._columns)])
 
 
-def _count(state: Mapping[str, Any], name: str) -> int:
-    """Return a number in the state of a hook.
-
-    Raises:
-        LookupError: If it is missing.
-        ValueError: If it is not a whole number of at least 0.
-    """
-    schema.whole()(state[name], name)
-    return state[name]
-
-
-def _checksum(row: Mapping[str, str]) -> int:
-    """Return the CRC-32 of a row.
-
-    Empty cells do not count: a later epoch may add columns. Nor do seconds: checkpoints of equal
-    runs are equal.
-    """
-    cells = [cell for cell in row.items() if cell[1] and cell[0] != "seconds"]
-    return zlib.crc32(json.dumps(cells).encode())
-
-
-def _compare(path: Path, rows: Sequence[Mapping[str, str]], expected: Sequence[int]) -> None:
-    """Compare rows with the checksums in a checkpoint.
+def _check_table(folder: Folder, name: str) -> None:
+    """Check that a file is a table of epochs, which may be replaced.
 
     Raises:
-        DataError: If a row is missing or differs.
+        ConfigurationError: It is another one.
     """
-    for number, (row, checksum) in enumerate(zip(rows, expected, strict=False), 2):
-        found = _checksum(row)
-        if found != checksum:
-            raise DataError(
-                f"line {number} of {path}, or the name of a column, was changed after the "
-                f"checkpoint: the row has the checksum {found:08x}, and the run wrote one with "
-                f"{checksum:08x}{ADVICE}"
-            )
-    if len(rows) < len(expected):
-        raise DataError(
-            f"{path} is damaged: it has {len(rows):,} rows, and at the checkpoint it had "
-            f"{len(expected):,}{ADVICE}"
+    with folder.opened(name) as (file, _):
+        head = file.read(len(_HEAD))
+    if head and head != _HEAD:
+        raise ConfigurationError(
+            f"{folder.path / name} is not a table of epochs: its first columns are not epoch, step "
+            "and seconds. Choose another path, or move it away"
         )
-
-
-def _not_a_row(path: Path, number: int, why: str) -> DataError:
-    return DataError(f"line {number} of {path} is not a row of an epoch: {why}{ADVICE}")
 
 
 def _resolved(path: Path | None, loop: LoopView, default: str, hook: Hook) -> Path:
@@ -306,53 +207,6 @@ def _resolved(path: Path | None, loop: LoopView, default: str, hook: Hook) -> Pa
             f"{kind}('{default}'), or a directory to the loop"
         )
     return path if path is not None else Path(loop.directory or "") / default
-
-
-def cut_after(folder: Folder, log: BinaryIO, step: int, size: int | None = None) -> Hash:
-    """Remove content beyond `size`, lines of steps after `step`, and an incomplete last line.
-
-    Returns:
-        The SHA-256 of what is left, to be updated with what is written.
-    """
-    found, data = hashlib.sha256(), b""
-    with folder.opened(Path(log.name).name) as (file, length):
-        end = _end_of_step(file, length if size is None else min(size, length), step)
-        file.seek(0)
-        while file.tell() < end and (data := file.read(min(BLOCK, end - file.tell()))):
-            found.update(data)
-    if end < length:
-        folder.truncate(log, end)
-    if data and not data.endswith(b"\n"):
-        folder.append(log, b"\n")
-        found.update(b"\n")
-    return found
-
-
-def _end_of_step(file: BinaryIO, end: int, step: int) -> int:
-    """Return the end of the last line of a step up to `step`, searching from `end` backwards."""
-    data, begin = b"", end  # the bytes from `begin` to `end`; steps increase towards the end
-    while end > 0:
-        newline = data.rfind(b"\n", 0, max(0, end - begin - 1))
-        if newline < 0 and begin > 0:
-            size = min(BLOCK, begin)
-            begin -= size
-            file.seek(begin)
-            data = file.read(size) + data[: end - begin - size]
-            continue
-        parsed = _parsed(data[newline + 1 : end - begin])
-        if parsed is not None and parsed.get("step", 0) <= step:
-            break
-        end = begin + newline + 1
-    return end
-
-
-def _parsed(text: bytes) -> dict[str, Any] | None:
-    """Return the JSON object of a line, or None if the line is incomplete or not an object."""
-    try:
-        parsed = json.loads(text)
-    except ValueError:  # includes UnicodeDecodeError
-        return None
-    return parsed if isinstance(parsed, dict) else None
 
 
 @cache
@@ -380,12 +234,16 @@ def strict(value: Plain) -> Plain:
     return "NaN" if isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def _plain_values(values: Mapping[str, Any]) -> dict[str, Plain]:
-    found = {_own(name): plain(value) for name, value in values.items()}
-    return {name: value for name, value in found.items() if value is not None}
+def _row(loop: LoopView, record: Record) -> dict[str, Plain]:
+    """Return the columns of a record: where it was logged, and its values."""
+    at = record.progress
+    head = {"epoch": at.epoch + 1, "step": at.step, "seconds": at.seconds}
+    files = paths(record) if loop.directory is not None else {}
+    values = {_own(name): plain(value) for name, value in {**record.values, **files}.items()}
+    return head | {name: value for name, value in values.items() if value is not None}
 
 
-def _csv(rows: Iterable[Mapping[str, str]], columns: list[str]) -> bytes:
+def _csv(rows: Iterable[Mapping[str, Plain]], columns: list[str]) -> bytes:
     text = io.StringIO()
     csv.DictWriter(text, columns, restval="", lineterminator="\n").writerows(rows)
     return text.getvalue().encode()

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from .tracking import Tracker
-from .tracking_sender import Sent, Values, newest
+from ..core.file_names import file_name
+from .tracking import Tracker, Values
 
-STEP, RECORDS = "treadle.step", "treadle.records"
 LONGEST: Final = 5000  # characters of a parameter or a tag
 MOST_PARAMETERS: Final = 100  # in one call
 _OTHERS: Final = re.compile(r"[^\w\-. :/]")
@@ -21,8 +20,8 @@ class MLflow(Tracker):
 
     A background thread sends; training never waits for the server. If it cannot be reached, the
     thread tries again, and what was not sent is logged as a warning at the end. A resumed run
-    continues the same MLflow run, and each step is sent once; `mlflow.json` in the run directory
-    holds its id.
+    continues the same MLflow run, whose id is in `mlflow.json` in the run directory, and sends the
+    steps after its checkpoint again.
 
     - Parameters: the settings of the task, the backend, the seed and the precision.
     - Metrics: `loss` etc. for every step; `val_loss` and logged numbers; `epoch/loss` etc. for the
@@ -73,28 +72,22 @@ class MLflowClient:
         name: The name of a new run, or None.
     """
 
-    keeps_last_step = False
+    unsure = 0
 
     def __init__(self, experiment: str, uri: str | None, name: str | None) -> None:
         self._experiment, self._uri, self._name = experiment, uri, name
         self._client: Any = None
-        self._run, self._sent = "", Sent()
+        self._run = ""
 
-    def received(self, run: str, sent: Sent) -> Sent:
-        """Return what was sent: the server has confirmed it."""
-        return sent
-
-    def open(self, run: str | None, settings: Mapping[str, Any]) -> tuple[str, Sent]:
-        """Create a run with its parameters, or continue one and read which steps it has."""
+    def open(self, run: str | None, settings: Mapping[str, Any]) -> str:
+        """Create a run with its parameters, or continue one, and return its id."""
         entities = importlib.import_module("mlflow.entities")
         tracking = importlib.import_module("mlflow.tracking")
         self._client = client = tracking.MlflowClient(self._uri)
         if run is not None:
-            tags = client.get_run(run).data.tags
             client.update_run(run, status="RUNNING")
             self._run = run
-            self._sent = Sent(int(tags.get(STEP, 0)), int(tags.get(RECORDS, 0)))
-            return run, self._sent
+            return run
         found = client.get_experiment_by_name(self._experiment)
         place = found.experiment_id if found else client.create_experiment(self._experiment)
         made = client.create_run(place, run_name=self._name).info.run_id
@@ -102,10 +95,10 @@ class MLflowClient:
         for i in range(0, len(parameters), MOST_PARAMETERS):
             client.log_batch(made, params=parameters[i : i + MOST_PARAMETERS])
         self._run = made
-        return made, Sent()
+        return made
 
     def send(self, values: Sequence[Values]) -> None:
-        """Send values; one call holds the metrics and, as tags, the last step among them."""
+        """Send values: the metrics in one call, and each image and text as a file."""
         entities = importlib.import_module("mlflow.entities")
         metrics = [
             entities.Metric(_name(name), number, int(1000 * value.seconds), value.step)
@@ -114,21 +107,18 @@ class MLflowClient:
         ]
         for value in values:
             self._send_files(value)
-        last = self._sent = newest([self._sent, *(value.sent for value in values)])
-        received = {STEP: str(last.step), RECORDS: str(last.records)}
-        tags = [entities.RunTag(name, value) for name, value in received.items()]
-        self._client.log_batch(self._run, metrics=metrics, tags=tags)
+        self._client.log_batch(self._run, metrics=metrics)
 
     def _send_files(self, value: Values) -> None:
         if not value.images and not value.texts:
             return
         with tempfile.TemporaryDirectory() as folder:
             for name, image in value.images.items():
-                path = Path(folder) / f"{_file(name)}-{value.step}.png"
+                path = Path(folder) / f"{file_name(name)}-{value.step}.png"
                 path.write_bytes(image.png())
                 self._client.log_artifact(self._run, str(path), "images")
             for name, text in value.texts.items():
-                path = Path(folder) / f"{_file(name)}-{value.step}.txt"
+                path = Path(folder) / f"{file_name(name)}-{value.step}.txt"
                 path.write_text(text, encoding="utf-8")
                 self._client.log_artifact(self._run, str(path), "texts")
 
@@ -152,7 +142,3 @@ def _name(name: str) -> str:
         'norm/model_0_'
     """
     return _OTHERS.sub("_", name)[:250]
-
-
-def _file(name: str) -> str:
-    return re.sub(r"[^\w.-]", "_", name)

@@ -1,15 +1,17 @@
 """Tracking the best value of a monitored metric, for early stopping and learning rate reduction."""
 
 import re
-from collections.abc import Mapping
+import warnings
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from ..core import schema
+from ..core.hook import LoopView
 from ..core.logs import Record
-from ..errors import ConfigurationError, did_you_mean
+from ..errors import ConfigurationError, TreadleWarning, did_you_mean
 
 SMALLER_IS_BETTER = re.compile(r"(loss|error|mae|mse)$", re.IGNORECASE)
-LARGER_IS_BETTER = re.compile(r"accuracy|auc|f1|precision|recall", re.IGNORECASE)
+LARGER_IS_BETTER = re.compile(r"accuracy|auc|f1|precision|recall|(^|_)acc($|_)", re.IGNORECASE)
 _step = schema.whole(-1)
 _check = schema.record(
     {
@@ -135,16 +137,52 @@ class Monitor:
             )
 
 
+def check_names(owner: str, name: str, loop: LoopView, names: Collection[str]) -> None:
+    """Check before the first step that records will contain a monitored value.
+
+    Parts of a metric, and metrics that no step has updated yet, may be recorded later.
+
+    Args:
+        owner: The name of the hook, for messages.
+        name: The name of the monitored value.
+        loop: The loop.
+        names: The names of the values that records will contain.
+
+    Raises:
+        ConfigurationError: If they will not. A missing validation set is only a warning, since a
+            later call may have one.
+    """
+    later = any(name == metric or name.endswith(f"_{metric}") for metric in loop.state.metrics)
+    validates = any(known.startswith("val_") for known in names)
+    if name.startswith("val_") and name not in names and not validates:
+        warnings.warn(
+            f"{owner} finds no {name} in this call of fit, which has no validation set: write "
+            f"loop.fit(train, validation=source), or monitor another value. Known: "
+            f"{', '.join(names)}",
+            TreadleWarning,
+            stacklevel=2,
+        )
+        return
+    if name not in names and not later and not name.startswith(tuple(f"{n}_" for n in names)):
+        raise ConfigurationError(f"{owner} cannot find {name!r}.{did_you_mean(name, names)}")
+
+
 def direction_of(monitor: str, direction: str | None) -> Literal["min", "max"]:
     """Return `"min"` or `"max"`: the given direction, or the one inferred from the name.
 
     Raises:
-        ConfigurationError: If the direction is unknown, or is None and cannot be inferred.
+        ConfigurationError: If the direction is unknown, or is None and cannot be inferred, or if
+            the monitored value is not given by its name.
 
     Example:
         >>> direction_of("val_accuracy", None)
         'max'
     """
+    if not isinstance(monitor, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigurationError(
+            f"monitor is the name of a recorded value, such as 'val_loss', not a "
+            f"{type(monitor).__name__}"
+        )
     if direction == "min" or direction == "max":
         return direction
     if direction is not None:

@@ -9,11 +9,9 @@ import numpy as np
 
 from ..core import schema
 from ..core.directory import RUN, read_run
-from ..core.hook import Hook, LoopView, Variables
+from ..core.hook import Hook, LoopView, RolledBack, Variables
 from ..core.logs import LOSS_SCALE, UNDONE, Record, StepLogs
-from ..core.processes import own_rows, process_group
 from ..core.progress import Progress
-from ..core.rollback import RolledBack
 from ..core.structures import with_paths
 from ..core.triggers import Span, When
 from ..data.leaves import named
@@ -49,8 +47,9 @@ class NonFinite(Hook):
             - `"stop"` stops the run like `loop.stop`.
             - `"skip"` undoes the step within the compiled step, as if its batch did not exist. Its
               values are logged with `undone` and excluded from means.
-            - `"rollback"` has no cost until it is needed. The run rolls back to its newest
-              checkpoint, checks every step to find the one that failed, rolls back again, and skips
+            - `"rollback"` has no cost until it is needed, besides a checkpoint at the beginning of
+              each call of `Loop.fit`. The run rolls back to the newest checkpoint of this call,
+              checks every step to find the one that failed, rolls back again, and skips
               the batch of this step. Variables, random states, data, hooks and logs are then those
               of a run whose data lacks the batch. The excluded batch is recorded, so that resuming
               and replaying skip it too. This requires `Loop.fit` and a run directory. After ten
@@ -354,26 +353,13 @@ def _bad_batches(loop: LoopView, clean: int) -> str:
 
 
 def _bad_inputs(loop: LoopView, step: int) -> list[str]:
-    """Return the leaves and rows of a step's batch that contain non-finite floats.
-
-    If each process reads its own share, all must call this: they find the rows of all of them, so
-    that they act alike and name the same rows.
-    """
-    leaves = [(named(path), leaf) for path, leaf in with_paths(loop.batch_at(step))]
-    found = {name: _bad_rows(leaf, loop.reads_shares) for name, leaf in leaves}
-    if loop.reads_shares:
-        everyone = process_group().exchange(found, f"looking for the cause at step {step}")
-        found = {name: sorted({row for each in everyone for row in each[name]}) for name in found}
+    """Return the leaves and rows of a step's batch that contain non-finite floats."""
+    found = {named(path): _bad_rows(leaf) for path, leaf in with_paths(loop.batch_at(step))}
     return [_with_rows(name, rows) for name, rows in found.items() if rows]
 
 
-def _bad_rows(leaf: Any, own: bool) -> list[int]:
-    """Return the rows of an array with non-finite floats; [-1] for a number that is not finite.
-
-    Args:
-        leaf: The array, or None.
-        own: Whether to look at the rows that this process computes only.
-    """
+def _bad_rows(leaf: Any) -> list[int]:
+    """Return the rows of an array with non-finite floats; [-1] for a number that is not finite."""
     array = np.asarray(leaf)
     # V: bfloat16 and the other narrow floats
     if leaf is None or array.dtype.kind not in "fVc":
@@ -381,9 +367,7 @@ def _bad_rows(leaf: Any, own: bool) -> list[int]:
     bad = ~np.isfinite(array)
     if not bad.ndim:
         return [-1] if bad else []
-    first, count = own_rows(len(bad)) if own else (0, len(bad))
-    mine = bad[first : first + count]
-    return (first + np.flatnonzero(mine.reshape(count, -1).any(axis=1))).tolist() if count else []
+    return np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1)).tolist() if len(bad) else []
 
 
 def _with_rows(name: str, rows: list[int]) -> str:

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic
 
+from ..core.claims import Claim
 from ..core.hook import DetailedHook, LoopView
 from ..core.logs import StepLogs
 from ..core.progress import Costs
@@ -80,14 +81,15 @@ class Profiler(DetailedHook):
 
         step = loop.progress.step
         if self._directory is not None and not self._traced and self._first <= step < self._last:
+            if self._given is None and (claim := Claim.of(self._directory.parent)):
+                claim.check(claim.path)  # the backend writes to a path
             self._trace.enter_context(active().trace(self._directory))
             self._traced = step, step
         self._compiling, self._since = loop.costs.compiling, monotonic()
 
     def steps(self, loop: LoopView, logs: StepLogs) -> None:
         """Measure a window, and stop the trace if it is due."""
-        compiling = loop.costs.compiling - self._compiling
-        self._running += monotonic() - self._since - compiling
+        self._running += self._passed(loop)
         if self._traced and self._traced[1] < self._last:
             self._traced = self._traced[0], loop.progress.step
             if loop.progress.step >= self._last:
@@ -95,11 +97,14 @@ class Profiler(DetailedHook):
 
     def validation(self, loop: LoopView, results: Mapping[str, float] | None) -> None:
         """Measure a validation."""
-        now = monotonic()
         if results is None:
-            self._since = now
+            self._compiling, self._since = loop.costs.compiling, monotonic()
         else:
-            self._validating += now - self._since
+            self._validating += self._passed(loop)
+
+    def _passed(self, loop: LoopView) -> float:
+        """Return the seconds since the last measurement began, without those of compiling."""
+        return monotonic() - self._since - (loop.costs.compiling - self._compiling)
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
         """Stop a running trace, and log the table."""

@@ -11,28 +11,33 @@ from typing import Any, cast
 from ..checkpoint import Checkpoints
 from ..checkpoint.retention import remove_checkpoints
 from ..checkpoint.run_files import final_state, list_files, newest_hash, recorded_run
-from ..core.attributes import attributes_of
+from ..core.claims import Claim, Identity, identity_of
 from ..core.directory import (
     CHECKPOINTS,
     DOCTOR,
+    FORMAT,
     HEALTH,
     LOG,
     MODEL,
+    OF_THE_END,
     RUN,
     STATE,
     LostRecordError,
+    RunFile,
+    copy_of,
     differences,
+    encode_record,
 )
 from ..core.folder import Folder, partial, written_as
 from ..core.hook import Hook, LoopView
 from ..core.identity import identity, in_json_types, versions
+from ..core.internals import switched_off
 from ..core.lock import HOLDER, Lock
 from ..core.logs import Record, StepLogs
 from ..core.options import backend_name, precision_name, run_seed
-from ..core.processes import is_chief, on_chief
+from ..core.processes import is_chief, process_group
 from ..core.progress import Progress
-from ..core.run_file import FORMAT, OF_THE_END, RunFile, copy_of, encode
-from ..core.user_code import changed_code, code_of
+from ..core.user_code import attributes_of, changed_code, code_of
 from ..errors import DirectoryError
 from .images import FOLDER as IMAGES
 from .images import remove as remove_images
@@ -81,11 +86,12 @@ class RunRecord(Hook):
         self.overridden: list[str] = []
         self._leaves = [*LEFT_BEHIND, *(f"{attribute}{MODEL}" for attribute in attributes_of(task))]
         self._lock = Lock(path)
+        self._held: Claim | None = None
         self._made = [place for place in (path, *path.parents) if not place.exists()]
         self._left = False  # whether the directory was removed again
-        self._seen: tuple[int, int] | None = None
+        self._seen: tuple[Identity, tuple[int, int] | None] | None = None
         self.facts: dict[str, Any]
-        self.facts, self.recovered, new_id = on_chief(
+        self.facts, self.recovered, new_id = process_group().on_chief(
             lambda: self._read(fresh), "opening the run directory"
         )
         wanted, code = in_json_types({**identity(task), **configuration}), code_of(task)
@@ -181,7 +187,7 @@ class RunRecord(Hook):
         """
         facts = {**self.facts, "calls": self._calls}
         if step == 0:  # these belong to the first step
-            facts = {k: v for k, v in facts.items() if k not in ("plan", "started")}
+            facts = {k: v for k, v in facts.items() if k not in ("plan", "execution", "started")}
         copy = copy_of(cast(RunFile, facts))
         return {"id": self.id} | ({"run": copy} if copy else {})
 
@@ -194,7 +200,8 @@ class RunRecord(Hook):
             DirectoryError: If another process trains in it, or has done so since `run.json` was
                 read.
         """
-        on_chief(self._lock_directory, "locking the run directory")
+        process_group().on_chief(self._lock_directory, "locking the run directory")
+        self._held = Claim(self.path)
         from ..backends.base import active  # late: it imports Keras
 
         # What is known before the first step is in the checkpoint of step 0, too.
@@ -213,11 +220,12 @@ class RunRecord(Hook):
     def _lock_directory(self) -> None:
         """Lock the directory for this process."""
         if self._left:  # an earlier call of this loop failed before its first step
-            _opened(self.path).close()
+            with _opened(self.path) as folder:
+                self._seen = folder.identity, None
             self._left = False
         self._lock.acquire()
         with Folder.open(self.path) as folder:
-            if folder.version(RUN) != self._seen:
+            if (folder.identity, folder.version(RUN)) != self._seen:
                 self._lock.release()
                 raise DirectoryError(
                     f"another process continued the run in {self.path} after it was read here: run "
@@ -236,6 +244,7 @@ class RunRecord(Hook):
         self.facts |= {
             "calls": self._calls,
             "plan": loop.plan,
+            "execution": loop.executed,
             "started": self.facts.get("started", _now()),
             "error": None,
         }
@@ -261,6 +270,11 @@ class RunRecord(Hook):
         """Restore the sampled learning rates."""
         self._rates.restore(state)
 
+    def _release(self) -> None:
+        if self._held is not None:
+            self._held.release()
+            self._held = None
+
     def end(self, loop: LoopView, error: BaseException | None) -> None:
         """Record that the run is finished, or the error or reason that ended it.
 
@@ -269,9 +283,11 @@ class RunRecord(Hook):
         another one and are kept.
         """
         if not self._started:
+            self._release()
             return
         self._started = removed = False
         if not is_chief():
+            self._release()
             return
         try:
             if not self._begun:
@@ -307,14 +323,17 @@ class RunRecord(Hook):
             self._write()
         finally:
             self._lock.release()
+            self._release()
             if removed:
                 self.leave()
 
     def leave(self) -> None:
         """Remove the run directory if this object created it and it is empty."""
-        if not is_chief():
+        if not is_chief() or self._seen is None:
             return
         with suppress(OSError):  # it is not empty
+            if identity_of(self.path) != self._seen[0]:
+                return  # another one is in its place
             for place in self._made:
                 place.rmdir()
                 self._left = True
@@ -326,7 +345,7 @@ class RunRecord(Hook):
             try:
                 claimed = self._claim(folder, fresh)
                 self._remove_leftovers(folder)
-                self._seen = folder.version(RUN)
+                self._seen = folder.identity, folder.version(RUN)
                 return claimed
             finally:
                 self._lock.release()
@@ -425,10 +444,12 @@ class RunRecord(Hook):
         """Write `run.json`, in the process that writes files."""
         if not is_chief():
             return
-        text = encode(self.facts)
+        if switched_off:
+            self.facts["switched_off"] = [*switched_off]
+        text = encode_record(self.facts)
         with Folder.open(self.path) as folder:
             folder.write(RUN, [text], len(text))
-            self._seen = folder.version(RUN)
+            self._seen = folder.identity, folder.version(RUN)
 
 
 def _identifying(configuration: Mapping[str, Any]) -> dict[str, Any]:

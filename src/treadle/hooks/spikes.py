@@ -9,8 +9,7 @@ import numpy as np
 
 from ..core import schema
 from ..core.hook import Hook, LoopView
-from ..core.logs import UNDONE, Array, StepLogs
-from ..core.values import short
+from ..core.logs import UNDONE, Array, StepLogs, short
 from ..errors import ConfigurationError, did_you_mean
 from .nonfinite import replay_instruction
 

@@ -11,9 +11,8 @@ import numpy as np
 
 from ..core.hook import Hook, LoopView
 from ..core.images import Image
-from ..core.logs import Array, Record, StepLogs
+from ..core.logs import Array, Record, StepLogs, plain
 from ..core.triggers import Span, When
-from ..core.values import plain
 from ..errors import ConfigurationError
 from .events import PATTERN, EventFile
 from .tracking import recorded_settings
@@ -67,7 +66,7 @@ class TensorBoard(Hook):
         if importlib.util.find_spec("tensorboard") is None:
             raise ConfigurationError(
                 "the hook TensorBoard needs the package tensorboard, which is not installed: "
-                "pip install 'treadle[tensorboard]'"
+                "pip install tensorboard"
             )
         self._given = None if directory is None else Path(directory).absolute()
         self.when = None if histograms is None else When(Span.parse(histograms))

@@ -1,17 +1,13 @@
 """The hook `Wandb`, which sends a run to Weights & Biases, or writes it for a later upload."""
 
 import importlib
-import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
-from .tracking import Tracker
-from .tracking_sender import Sent, Values
-from .wandb_files import last_step
-
-UNSURE: Final = 10_000  # steps that the package may hold in memory when its process is killed
+from ..core.file_names import file_name
+from .tracking import Tracker, Values
 
 
 class Wandb(Tracker):
@@ -19,9 +15,9 @@ class Wandb(Tracker):
 
     A background thread sends; training never waits. With `mode="offline"`, the package writes files
     into the folder `wandb` in the run directory, which `wandb sync` uploads later. A resumed run
-    continues the same run, and each step is sent once; `wandb.json` in the run directory holds its
-    id and the last step. Offline, each process writes a folder of its own: upload all of them with
-    `wandb sync --append`.
+    continues the same run, whose id is in `wandb.json` in the run directory. Offline, each process
+    writes a folder of its own, which begins with steps that the one before may have lost: upload
+    all of them with `wandb sync --append`.
 
     Logged numbers and values of steps keep their names; the means of an epoch are `epoch/loss` etc.
     At the end, all files of the run directory, such as the final model and the log, become an
@@ -69,7 +65,7 @@ class WandbClient:
         directory: The run directory, or None.
     """
 
-    keeps_last_step = True  # until a later step is logged, more may join its row
+    unsure = 10_000  # steps that the package may hold in memory when its process is killed
 
     def __init__(
         self, project: str, name: str | None, mode: str | None, directory: Path | None
@@ -78,13 +74,8 @@ class WandbClient:
         self._directory = directory
         self._run: Any = None
 
-    def received(self, run: str, sent: Sent) -> Sent:
-        """Return what the files hold, and online what has surely left the killed process."""
-        step = None if self._directory is None else last_step(self._directory, run)
-        return Sent(max(0, sent.step - UNSURE) if step is None else step)
-
-    def open(self, run: str | None, settings: Mapping[str, Any]) -> tuple[str, Sent | None]:
-        """Start a run, or continue one; only the server knows what it has received."""
+    def open(self, run: str | None, settings: Mapping[str, Any]) -> str:
+        """Start a run, or continue one, and return its id."""
         wandb = importlib.import_module("wandb")
         self._run = wandb.init(
             project=self._project,
@@ -96,19 +87,18 @@ class WandbClient:
             dir=None if self._directory is None else str(self._directory),
             reinit="create_new",
         )
-        if self._run.offline:
-            return str(self._run.id), None
-        # After a resume, `step` is the next one; a new run has 0.
-        return str(self._run.id), Sent(max(0, int(self._run.step) - 1))
+        return str(self._run.id)
 
     def send(self, values: Sequence[Values]) -> None:
         """Log values by step; what is logged at the same step joins one row."""
         wandb = importlib.import_module("wandb")
         for value in values:
+            if value.step < self._run.step:  # the package accepts no earlier step: it was received
+                continue
             row: dict[str, Any] = {**value.numbers, **value.texts}
             with tempfile.TemporaryDirectory() as folder:
                 for name, image in value.images.items():
-                    path = Path(folder) / (re.sub(r"[^\w.-]", "_", name) + ".png")
+                    path = Path(folder) / f"{file_name(name)}.png"
                     path.write_bytes(image.png())
                     row[name] = wandb.Image(str(path))
                 self._run.log(row, step=value.step)

@@ -13,7 +13,10 @@ from typing import Any
 
 import keras
 
+from ..core.user_code import importing
+from ..data.fit_arguments import FitData
 from ..errors import BackendError, ConfigurationError
+from ..steps.keras_task import KerasTask
 from ..steps.task import Datasets, Task
 from ._reading import Recipe
 
@@ -26,10 +29,12 @@ class Made:
         task: The task.
         module: The module of its file if the task was made by a function or is an object of the
             module; None if it was made from a class.
+        data: The data that the function returned next to a compiled model, or None.
     """
 
     task: Task
     module: ModuleType | None
+    data: Datasets | None = None
 
     def datasets(self) -> Datasets:
         """Return the task's data.
@@ -37,6 +42,8 @@ class Made:
         Raises:
             ConfigurationError: If the task has no data, or `datasets()` returned another type.
         """
+        if self.data is not None:
+            return self.data
         found = getattr(self.module, "datasets", None) or self.task.datasets
         datasets = found()
         if not isinstance(datasets, Datasets):
@@ -47,9 +54,12 @@ class Made:
         return datasets
 
     def hooks(self) -> list[Any]:
-        """Return the task's hooks."""
-        found = self._attribute("hooks")
-        return list(found()) if found is not None else []
+        """Return the hooks that the task defines, or else those of its module."""
+        found: Any = getattr(self.task, "hooks", None)
+        if found is None or getattr(found, "__func__", None) is Task.hooks:
+            found = getattr(self.module, "hooks", None)
+        # A module has the name after `from treadle import hooks`.
+        return list(found()) if found is not None and not isinstance(found, ModuleType) else []
 
     def describe(self) -> str | None:
         """Return the text to print before training, or None."""
@@ -87,13 +97,26 @@ def make(recipe: Recipe, settings: Mapping[str, Any]) -> Made:
     if known is not None and isinstance(found, Task):  # the object may have been trained: remake it
         found = getattr(importlib.reload(module), recipe.target)
     is_class = isinstance(found, type)
-    task = found(**settings) if is_class or inspect.isfunction(found) else found
+    task, data = found(**settings) if is_class or inspect.isfunction(found) else found, None
+    if isinstance(task, tuple) and len(task) == 2 and isinstance(task[0], keras.Model):
+        task, data = task
+    if isinstance(task, keras.Model) and not isinstance(task, Task):
+        task = KerasTask(task)
     if not isinstance(task, Task):
         raise ConfigurationError(
             f"{recipe.source} is no task, but {type(task).__name__}: it must be a class that "
-            "inherits from treadle.Task, a function that returns one, or made by treadle.task(…)"
+            "inherits from treadle.Task, a function that returns one, or made by treadle.task(…). "
+            "A function may also return a compiled keras.Model and its data"
         )
-    return Made(task, None if is_class else module)
+    return Made(task, None if is_class else module, None if data is None else _as_datasets(data))
+
+
+def _as_datasets(data: Any) -> Datasets:
+    """Return data for a compiled model: arrays `(x, y)`, a source, or data sets."""
+    if isinstance(data, Datasets):
+        return data
+    given = FitData.of(data)
+    return Datasets(train=given.source(shuffle=True))
 
 
 def imported(path: Path) -> ModuleType:
@@ -106,7 +129,11 @@ def imported(path: Path) -> ModuleType:
     assert spec is not None and spec.loader is not None  # the path ends in .py
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    importing.append(path)
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        importing.remove(path)
     return module
 
 

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ..core.options import backend_name, precision_name, run_seed
 from ..errors import ConfigurationError, did_you_mean
 from ._settings import Parameter, parameters_in
 
@@ -103,6 +104,23 @@ class Recipe:
             if parameter.name in found or parameter.has_default
         }
 
+    def configuration(
+        self, settings: Mapping[str, Any], execution: str, data_dir: str | None
+    ) -> dict[str, Any]:
+        """Return what identifies a run of the task, by which commands make the task again.
+
+        Seed, backend and precision are those in effect, set by options or by the task's file.
+        """
+        return {
+            "recipe": self.source,
+            "settings": dict(settings),
+            "seed": run_seed(),
+            "backend": backend_name(),
+            "precision": precision_name(),
+            "execution": execution,
+            "data_dir": data_dir,
+        }
+
 
 def choose(recipes: Mapping[str, Recipe], path: Path, target: str | None) -> Recipe:
     """Return the task with the given name; without a name, the only task of the file.
@@ -146,12 +164,29 @@ def read_file(path: Path) -> dict[str, Recipe]:
     """
     tree = _parsed(path)
     found: dict[str, Recipe] = {}
+    imported = {
+        alias.asname or alias.name: (node.module, alias.name)
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and node.module
+        for alias in node.names
+    }
+
+    def class_of(name: str) -> Recipe | None:
+        """Return a class above in the file, or imported from a recipe or a file next to it."""
+        recipe = found.get(name)
+        if recipe is None and name in imported:
+            module, original = imported[name]
+            file = _file(module, path.parent)
+            recipe = read_file(file).get(original) if file else None
+        return recipe if recipe is not None and recipe.is_class else None
+
     for node in tree.body:
         facts: dict[str, Any] = {"backend": _text(tree.body, "backend")}
         match node:
             case ast.ClassDef(name=name):
-                bases = {base: _base(base, found, tree, path) for base in map(_last, node.bases)}
-                facts |= _class_facts(node, bases)
+                facts |= _class_facts(
+                    node, {base: class_of(base) for base in map(_last, node.bases)}
+                )
                 facts["backend"] = _text(node.body, "backend") or facts["backend"]
             case ast.FunctionDef(name=name):
                 facts["parameters"] = parameters_in(node, method=False)
@@ -174,39 +209,16 @@ def _class_facts(node: ast.ClassDef, bases: Mapping[str, Recipe | None]) -> dict
         bases: Its base classes by name; None for one that is in no readable file.
     """
     methods = {part.name: part for part in node.body if isinstance(part, ast.FunctionDef)}
-    tasks = [name for name, base in bases.items() if name in BASES or (base and base.is_task)]
-    inherited: list[tuple[Parameter, ...] | None] = []
-    for name, base in bases.items():
-        if name == "Task":
-            inherited.append(())
-        elif base is not None:
-            inherited.append(base.parameters)
+    inherited = [
+        base.parameters if base else () for n, base in bases.items() if base or n == "Task"
+    ]
     init = methods.get("__init__")
     return {
         "is_class": True,
-        "is_task": "train_step" in methods or bool(tasks),
+        "is_task": "train_step" in methods
+        or any(name in BASES or (base and base.is_task) for name, base in bases.items()),
         "parameters": parameters_in(init, method=True) if init else next(iter(inherited), None),
     }
-
-
-def _base(name: str, found: Mapping[str, Recipe], tree: ast.Module, path: Path) -> Recipe | None:
-    """Return a base class: one above in the file, or imported from a recipe or a file next to it.
-
-    Args:
-        name: The name of the class.
-        found: What is above in the file.
-        tree: The file, parsed.
-        path: The file.
-    """
-    base = found.get(name)
-    for node in tree.body:
-        if base is not None or not isinstance(node, ast.ImportFrom) or not node.module:
-            continue
-        for alias in node.names:
-            if (alias.asname or alias.name) == name:
-                file = _file(node.module, path.parent)
-                base = read_file(file).get(alias.name) if file else None
-    return base if base is not None and base.is_class else None
 
 
 def _file(module: str, folder: Path) -> Path | None:

@@ -9,25 +9,24 @@ import ast
 import inspect
 import types
 import typing
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, Final
 
-from ..core.expressions import evaluate
-from ..core.ranges import Choice, Range, Space, fitted
+from ..core.ranges import Choice, Range, Space, evaluate, fitted
 from ..errors import ConfigurationError, did_you_mean
 
-PLAIN = {"int": int, "float": float, "bool": bool, "str": str}
-FORMS: dict[str, Any] = {
+PLAIN: Final = (int, float, bool, str)
+NAMES: Final[dict[str, Any]] = {
+    **{kind.__name__: kind for kind in PLAIN},
     "Literal": typing.Literal,
     "Optional": typing.Optional,
     "Union": typing.Union,
 }
-SPACES = {"Range": Range, "Choice": Choice}
-BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-NONE = ("none", "null")
+SPACES: Final = {"Range": Range, "Choice": Choice}
+BOOLS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+NONE: Final = ("none", "null")
+EMPTY: Final = inspect.Parameter.empty
 UNKNOWN: Any = object()
 """Marks a default that is computed, and so is not known without running the file."""
 
@@ -118,8 +117,6 @@ class Parameter:
 def parameters_of(make: Callable[..., Any]) -> tuple[Parameter, ...]:
     """Return the parameters of a class or function, with the search spaces in its annotations.
 
-    For a `functools.partial`, the annotations of the wrapped function are used.
-
     Raises:
         ConfigurationError: If a name in an annotation cannot be resolved at run time.
 
@@ -128,21 +125,22 @@ def parameters_of(make: Callable[..., Any]) -> tuple[Parameter, ...]:
         >>> [(parameter.name, str(parameter.space)) for parameter in parameters_of(line)]
         [('slope', '1..3')]
     """
-    hints = _hints(make)
+    try:
+        signature = inspect.signature(make, eval_str=True)
+    except NameError as error:
+        name = getattr(make, "__qualname__", type(make).__qualname__)
+        raise ConfigurationError(
+            f"cannot read the annotations of {name}: {error}. Import it outside of `if "
+            "TYPE_CHECKING`, or give the task's name, as 'my_task.py:MyTask', whose file is only "
+            "read"
+        ) from error
     found: list[Parameter] = []
-    for name, parameter in inspect.signature(make).parameters.items():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            continue
-        required = parameter.default is inspect.Parameter.empty
-        default = None if required else parameter.default
-        hint, metadata = hints.get(name), ()
-        if typing.get_origin(hint) is typing.Annotated:
-            hint, *metadata = typing.get_args(hint)
-        if hint is None and not required:
-            hint = type(default)
-        kind = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
-        spaces = (part for part in metadata if isinstance(part, (Range, Choice)))
-        found.append(_parameter(name, kind, hint, default, required, spaces))
+    for name, parameter in signature.parameters.items():
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            hint, metadata = parameter.annotation, ()
+            if typing.get_origin(hint) is typing.Annotated:
+                hint, *metadata = typing.get_args(hint)
+            found.append(_parameter(name, hint, metadata, parameter.default))
     return tuple(found)
 
 
@@ -154,55 +152,96 @@ def parameters_in(function: ast.FunctionDef, method: bool) -> tuple[Parameter, .
     """
     arguments = function.args
     positional = [*arguments.posonlyargs, *arguments.args]
-    blanks: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults))
-    pairs = list(zip(positional, [*blanks, *arguments.defaults], strict=True))
-    pairs = pairs[1:] if method else pairs
+    missing: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults))
+    pairs = list(zip(positional, [*missing, *arguments.defaults], strict=True))[int(method) :]
     pairs += zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    return tuple(_parameter_in(argument, default) for argument, default in pairs)
+    return tuple(
+        _parameter(argument.arg, *_annotation_in(argument.arg, argument.annotation), _literal(node))
+        for argument, node in pairs
+    )
 
 
-def _parameter_in(argument: ast.arg, default: ast.expr | None) -> Parameter:
-    name, annotation, metadata = argument.arg, argument.annotation, ()
+def _literal(default: ast.expr | None) -> Any:
     try:
-        value = UNKNOWN if default is None else ast.literal_eval(default)
+        return EMPTY if default is None else ast.literal_eval(default)
     except (TypeError, ValueError):  # TypeError: a list as the key of a dict
-        value = UNKNOWN
-    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
-        with suppress(SyntaxError):  # Python does not read it either
-            annotation = ast.parse(annotation.value, mode="eval").body
-    match annotation:
+        return UNKNOWN
+
+
+def _annotation_in(name: str, node: ast.expr | None) -> tuple[Any, Sequence[Any]]:
+    """Return a type and the search spaces of a parameter; the text of a type that is not known.
+
+    Raises:
+        ConfigurationError: If a search space has computed or invalid arguments.
+    """
+    match node:
+        case None:
+            return EMPTY, ()
+        case ast.Constant(value=str(text)):
+            try:
+                return _annotation_in(name, ast.parse(text, mode="eval").body)
+            except SyntaxError:  # Python does not read it either
+                return text, ()
         case ast.Subscript(
             value=ast.Name(id="Annotated") | ast.Attribute(attr="Annotated"),
-            slice=ast.Tuple(elts=[annotation, *metadata]),
+            slice=ast.Tuple(elts=[first, *metadata]),
         ):
-            pass
+            spaces = (_space_in(name, part) for part in metadata)
+            return _annotation_in(name, first)[0], [part for part in spaces if part is not None]
         case _:
             pass
-    if annotation is None:
-        hint = type(value) if type(value) in PLAIN.values() else Any
-        kind = "" if hint is Any else hint.__name__
-    else:
-        kind = ast.unparse(annotation)
-        try:
-            hint = evaluate(annotation, PLAIN | FORMS)
-        except (LookupError, TypeError, ValueError):  # no type that a text is read as
-            hint = Any
-    spaces = (_space_in(name, part) for part in metadata if _called(part) in SPACES)
-    return _parameter(name, kind, hint, value, default is None, spaces)
+    try:
+        return evaluate(node, NAMES, {}), ()
+    except (LookupError, NameError, TypeError, ValueError):  # no type that a text is read as
+        return ast.unparse(node), ()
 
 
-def _parameter(
-    name: str, kind: str, hint: Any, default: Any, required: bool, spaces: Iterable[Space]
-) -> Parameter:
-    accepts, space = _accepts(hint), next(iter(spaces), None)
+def _space_in(name: str, node: ast.expr) -> Space | None:
+    """Return the search space of a `Range(…)` or `Choice(…)` expression, None for another one.
+
+    Raises:
+        ConfigurationError: If its arguments are computed or invalid.
+    """
+    match node:
+        case ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called)) if called in SPACES:
+            pass
+        case _:
+            return None
+    try:
+        return evaluate(node, {}, SPACES)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{name}: {error}") from error
+    except (LookupError, NameError, TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"{name}: cannot read {ast.unparse(node)}, since its file is read without running it: "
+            "use literal values, as Range(64, 512, log=True) or Choice('relu', 'gelu')"
+        ) from error
+
+
+def _parameter(name: str, hint: Any, metadata: Sequence[Any], default: Any) -> Parameter:
+    """Return a parameter.
+
+    Args:
+        name: Its name.
+        hint: Its type, the text of an unknown type, or `EMPTY` without an annotation.
+        metadata: Further parts of its annotation, such as search spaces.
+        default: Its default, or `EMPTY`.
+    """
+    if hint is EMPTY and type(default) in PLAIN:
+        hint = type(default)
+    kind = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
+    kind, accepts = "" if hint is EMPTY else kind, _accepts(hint)
+    space = next((part for part in metadata if isinstance(part, (Range, Choice))), None)
     if space is not None:
         space = fitted(name, space, accepts, kind)
-    return Parameter(name, kind, accepts, default, required, space)
+    return Parameter(
+        name, kind, accepts, None if default is EMPTY else default, default is EMPTY, space
+    )
 
 
 def _accepts(hint: Any) -> tuple[Any, ...]:
     """Return the types and values that an annotation allows; empty for other annotations."""
-    if hint in (int, float, bool, str):
+    if hint in PLAIN:
         return (hint,)
     if hint in (None, type(None)):
         return (None,)
@@ -212,54 +251,3 @@ def _accepts(hint: Any) -> tuple[Any, ...]:
         parts = [_accepts(part) for part in typing.get_args(hint)]
         return tuple(value for part in parts for value in part) if all(parts) else ()
     return ()
-
-
-def _hints(make: Callable[..., Any]) -> dict[str, Any]:
-    """Return the annotations of a class's or function's parameters, by name.
-
-    Raises:
-        ConfigurationError: If a name in an annotation cannot be resolved at run time.
-    """
-    while isinstance(make, partial):
-        make = make.func
-    if isinstance(make, type):
-        annotated: Any = make.__init__
-    else:
-        annotated = make if hasattr(make, "__annotations__") else type(make).__call__
-    try:
-        return typing.get_type_hints(annotated, include_extras=True)
-    except NameError as error:
-        name = getattr(make, "__qualname__", type(make).__qualname__)
-        raise ConfigurationError(
-            f"cannot read the annotations of {name}: {error}. Import it outside of `if "
-            "TYPE_CHECKING`, or give the task's name, as 'my_task.py:MyTask', whose file is only "
-            "read"
-        ) from error
-    except TypeError:  # built-in functions have no annotations
-        return {}
-
-
-def _called(node: ast.expr) -> str:
-    """Return the name of the function that an expression calls; empty for other expressions."""
-    match node:
-        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
-            return name
-        case _:
-            return ""
-
-
-def _space_in(name: str, node: ast.expr) -> Space:
-    """Return the search space of a `Range(…)` or `Choice(…)` expression.
-
-    Raises:
-        ConfigurationError: If its arguments are computed or invalid.
-    """
-    try:
-        return evaluate(node, SPACES)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{name}: {error}") from error
-    except (LookupError, TypeError, ValueError) as error:
-        raise ConfigurationError(
-            f"{name}: cannot read {ast.unparse(node)}, since its file is read without running it: "
-            "use literal values, as Range(64, 512, log=True) or Choice('relu', 'gelu')"
-        ) from error

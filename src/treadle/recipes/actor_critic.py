@@ -1,6 +1,6 @@
 """Advantage actor-critic (A2C) with generalized advantage estimation (GAE) on CartPole.
 
-CartPole comes with Gymnasium (`pip install 'treadle[rl]'`). Several environments are stepped
+CartPole comes with Gymnasium (`pip install gymnasium`). Several environments are stepped
 synchronously, instead of asynchronously as in section 4 of Mnih et al. 2016
 (https://arxiv.org/abs/1602.01783), with the advantage estimates of Schulman et al. 2016
 (https://arxiv.org/abs/1506.02438). The critic estimates future rewards, so updates do not need

@@ -84,11 +84,11 @@ class CustomGradients(treadle.Task):
             return self.loss(y, logits) + penalty, (penalty, logits)
 
         (loss, (penalty, logits)), grads = treadle.gradients(objective, variables)
-        norms = treadle.gradient_norms(grads, variables)
-        grads = treadle.scaled_by(grads, variables, {"*/head/*": 0.5})
-        grads = treadle.clip_by_norm(grads, self.clip_norm)
-        grads = treadle.clip_by_value(grads, self.clip_value)
-        grads = treadle.with_noise(grads, eta=self.noise_variance, seed=self.seed)
+        norms = treadle.transforms.gradient_norms(grads, variables)
+        grads = treadle.transforms.scaled_by(grads, variables, {"*/head/*": 0.5})
+        grads = treadle.transforms.clip_by_norm(grads, self.clip_norm)
+        grads = treadle.transforms.clip_by_value(grads, self.clip_value)
+        grads = treadle.transforms.with_noise(grads, eta=self.noise_variance, seed=self.seed)
         self.optimizer.apply(grads, variables)
         self.accuracy.update_state(y, logits)
         return {"loss": loss, "penalty": penalty, **norms}

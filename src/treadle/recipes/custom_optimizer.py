@@ -93,7 +93,7 @@ class CustomOptimizer(treadle.Task):
             return self.loss(y, logits), logits
 
         (loss, logits), grads = treadle.gradients(objective, variables)
-        norm = treadle.global_norm(grads)
+        norm = treadle.transforms.global_norm(grads)
         scale = self.rho / (norm + 1e-12)
         perturbed = [v + scale * g for v, g in zip(variables, grads, strict=True)]
         with treadle.substituted(variables, perturbed):

@@ -2,7 +2,7 @@
 
 Deep Q-learning (Mnih et al. 2015, https://doi.org/10.1038/nature14236) with the double Q-learning
 target of van Hasselt et al. 2016 (https://arxiv.org/abs/1509.06461). CartPole comes with Gymnasium
-(`pip install 'treadle[rl]'`). Before each training step, an epsilon-greedy policy adds a few
+(`pip install gymnasium`). Before each training step, an epsilon-greedy policy adds a few
 transitions to the buffer, and the batch is sampled from the whole buffer. The buffer has `state()`
 and `restore(state)`, so it is part of every checkpoint and a resumed run continues with it.
 

@@ -83,7 +83,7 @@ class MnistGAN(treadle.Task):
     def samples(self, loop: LoopView) -> dict[str, Any]:
         """Return a grid of images generated from fixed noise."""
         images = loop.call(self.generate, self.fixed_noise)
-        return {"samples": treadle.image_grid(images, columns=8)}
+        return {"samples": treadle.Image.grid(images, columns=8)}
 
     def datasets(self) -> treadle.Datasets:
         """Return MNIST's training digits as rows of 784 numbers from -1 to 1."""

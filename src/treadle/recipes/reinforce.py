@@ -1,7 +1,7 @@
 """REINFORCE on CartPole: each batch is a set of whole episodes played by the current policy.
 
 REINFORCE is due to Williams 1992 (https://doi.org/10.1007/BF00992696); CartPole comes with
-Gymnasium (`pip install 'treadle[rl]'`). A batch is 20 episodes of one policy. Episodes have unequal
+Gymnasium (`pip install gymnasium`). A batch is 20 episodes of one policy. Episodes have unequal
 lengths, but the step is compiled for one shape, so they are padded to the maximum length; `played`
 is the mask of the steps that count. The advantage of each action is the discounted return from
 there on, normalized over the batch (mean subtracted, divided by the standard deviation).

@@ -97,7 +97,7 @@ class VariationalAutoencoder(treadle.Task):
     def samples(self, loop: LoopView) -> dict[str, Any]:
         """Return a grid of images decoded from fixed random codes."""
         images = loop.call(self.generate, self.fixed_codes)
-        return {"samples": treadle.image_grid(images, columns=8)}
+        return {"samples": treadle.Image.grid(images, columns=8)}
 
     def datasets(self) -> treadle.Datasets:
         """Return MNIST's digits as rows of 784 numbers from 0 to 1."""

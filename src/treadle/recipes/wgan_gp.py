@@ -116,7 +116,7 @@ class WassersteinGAN(treadle.Task):
     def samples(self, loop: LoopView) -> dict[str, Any]:
         """Return a grid of images generated from fixed noise."""
         images = loop.call(self.generate, self.fixed_noise)
-        return {"samples": treadle.image_grid(images, columns=8)}
+        return {"samples": treadle.Image.grid(images, columns=8)}
 
     def datasets(self) -> treadle.Datasets:
         """Return groups of batches of MNIST digits, as rows of 784 numbers from 0 to 1."""

@@ -5,17 +5,11 @@ framework. `states` finds runs and their states, `reading` reads one run, `curve
 curves, `page` writes the file, and `server` serves it while runs train.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..core.lazy import lazy
 
 if TYPE_CHECKING:  # importing it imports NumPy
     from .page import write as write
 
-__all__ = ["write"]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "write":
-        from .page import write
-
-        return write
-    raise AttributeError(f"module 'treadle.report' has no attribute {name!r}")
+__getattr__, __dir__, __all__ = lazy(__name__)

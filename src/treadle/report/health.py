@@ -1,38 +1,17 @@
 """Reading the health of layers that the hook `GradientHealth` records, as rows of heat maps."""
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any
 
-from ..core import schema
+from ..core.directory import HEALTH
 from ..core.folder import FILE, Folder
 from ..core.terminal import clean
+from ..hooks.gradient_health import MEASURED, health_lines
 
-FILE_NAME = "health.jsonl"
-MOST_BYTES = 256 << 20
-LONGEST_LINE = 4 << 20
 MOST_LAYERS = 300
 MOST_CELLS = 20_000  # of a heat map
 MEASURES = ("gradient", "ratio", "dead")
-_LISTS = ("gradient", "weight", "update", "dead")
-_VALUES = 100_000  # of a line
-
-_step = schema.whole(0, 10**15)
-_values = schema.listed(schema.anything)
-_layer = schema.record({"path": schema.text, "class": schema.text}, required=("path",))
-_line = {
-    "layers": schema.record(
-        {"step": _step, "layers": schema.listed(_layer), "notes": schema.listed(schema.text)},
-        required=("layers",),
-    ),
-    "health": schema.record(
-        {"step": _step, **dict.fromkeys(_LISTS, _values)}, required=("step", *_LISTS)
-    ),
-    "verdict": schema.record(
-        {"step": _step, "verdict": schema.text, "layers": _values, "text": schema.text},
-        required=("step", "verdict", "layers", "text"),
-    ),
-}
 
 
 def read_health(folder: Folder) -> dict[str, Any] | None:
@@ -44,13 +23,13 @@ def read_health(folder: Folder) -> dict[str, Any] | None:
         The layers in the order of the forward pass, the steps, for each measure a list by step of
         a list by layer, the verdicts, and notes; None if the run has no such file.
     """
-    if folder.kind(FILE_NAME) != FILE:
+    if folder.kind(HEALTH) != FILE:
         return None
     layers: list[dict[str, Any]] = []
     columns: dict[int, dict[str, Mapping[str, float | None]]] = {}
     verdicts: list[dict[str, Any]] = []
     notes: dict[str, None] = {}
-    for line in _lines(folder):
+    for line in health_lines(folder):
         if line["kind"] == "layers":
             layers = line["layers"][:MOST_LAYERS]
             notes |= dict.fromkeys(clean(note, 500) for note in line.get("notes", ()))
@@ -80,27 +59,9 @@ def read_health(folder: Folder) -> dict[str, Any] | None:
     }
 
 
-def _lines(folder: Folder) -> Iterator[dict[str, Any]]:
-    """Yield the valid lines of known kinds."""
-    read = 0
-    with folder.opened(FILE_NAME) as (file, _):
-        while (text := file.readline(LONGEST_LINE)) and read < MOST_BYTES:
-            read += len(text)
-            try:
-                found = schema.parse(text, _VALUES)
-                schema.mapping(schema.anything)(found, "")
-                _line[found["kind"]](found, "")
-            except (ValueError, KeyError, TypeError):
-                continue
-            yield cast(dict[str, Any], found)
-
-
 def _column(line: Mapping[str, Any], paths: list[str]) -> dict[str, Mapping[str, float | None]]:
     """Return the measures of a step by the path of the layer."""
-    lists = {
-        name: dict(zip(paths, map(_number, line[name]), strict=False))
-        for name in ("gradient", "weight", "update", "dead")
-    }
+    lists = {name: dict(zip(paths, map(_number, line[name]), strict=False)) for name in MEASURED}
     ratio: dict[str, float | None] = {}
     for path, update in lists["update"].items():
         weight = lists["weight"].get(path)

@@ -10,7 +10,7 @@ from ..errors import DirectoryError
 from ..hooks.images import FOLDER, source_of
 
 MOST_IMAGE_BYTES = 1 << 20  # of one image
-_IMAGE = re.compile(rf"{FOLDER}/([\w.-]{{1,200}}-\d{{1,16}}\.png)")  # as `Images` names files
+_IMAGE = re.compile(rf"{FOLDER}/([\w.%-]{{1,200}}-\d{{1,16}}\.png)")  # as `Images` names files
 
 
 def listed_images(records: Iterable[Mapping[str, Any]]) -> list[tuple[str, int, str]]:

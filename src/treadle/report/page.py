@@ -14,10 +14,11 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from importlib import metadata, resources
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from ..core.curves import split_name
 from ..core.folder import Folder
+from ..core.history import split_name
+from ..core.terminal import clean
 from ..errors import DirectoryError
 from . import states
 from .curves import MOST_POINTS
@@ -32,6 +33,7 @@ MOST_DATA_BYTES = MOST_BYTES - 200_000  # without styles and scripts
 _ALL_POINTS = 200_000
 _FEWEST_POINTS = 100
 _IMAGE_BYTES = 900_000  # of all runs; base64 makes four bytes of three
+_SHORT_TEXT = 100  # characters
 _STYLES = ("uPlot.min.css", "report.css")
 _SCRIPTS = ("uPlot.iife.min.js", "charts.js", "report.js")
 
@@ -118,6 +120,8 @@ def report_data(runs: Sequence[Path]) -> dict[str, Any]:
     for run, name in zip(read, _labels(runs), strict=True):
         run["name"] = name
     charts = _charts(read)
+    _drop_curves(read, charts[:MOST_CHARTS])
+    left_out_charts = [chart["title"] for chart in charts[MOST_CHARTS:]]
     data: dict[str, Any] = {
         "title": read[0]["name"] if len(read) == 1 else f"{len(read)} runs",
         "version": metadata.version("treadle"),
@@ -125,28 +129,53 @@ def report_data(runs: Sequence[Path]) -> dict[str, Any]:
         "runs": read,
         "runs_left_out": left_out,
         "charts": charts[:MOST_CHARTS],
-        "charts_left_out": [chart["title"] for chart in charts[MOST_CHARTS:]],
+        "charts_left_out": {"count": len(left_out_charts), "first": left_out_charts[:20]},
         "parts_left_out": [],
     }
     _fit(data)
     return data
 
 
+# What is left out of a page that is too large, in this order.
+_PARTS: dict[str, dict[str, Any]] = {
+    "health": {"health": None},
+    "images": {"images": []},
+    "findings": {"findings": None, "sheet": []},
+    "events": {"events": []},
+    "settings": {"settings": {}},
+    "overridden": {"overridden": []},
+    "versions": {"versions": {}},
+    "curves": {"curves": []},
+    "values": {"best": {}, "last": {}},
+    "times": {"clock": {"steps": [], "seconds": [], "epoch_steps": [], "epochs": []}},
+}
+
+
 def _fit(data: dict[str, Any]) -> None:
-    """Leave out parts of extreme runs until the page is within its limit."""
-    empty: dict[str, Any] = {"health": None, "images": [], "findings": None, "events": []}
-    for part, nothing in {**empty, "settings": {}, "overridden": [], "versions": {}}.items():
+    """Leave out parts of extreme runs until the page is within its limit.
+
+    If the page is still too large, the remaining texts, whose number is limited, are shortened.
+    """
+    for part, nothing in _PARTS.items():
         if len(harmless_json(data)) <= MOST_DATA_BYTES:
             return
         data["parts_left_out"].append(part)
+        if part == "curves":
+            data["charts"] = []
         for run in data["runs"]:
-            if part in run:
-                run[part] = nothing
+            run |= {name: value for name, value in nothing.items() if name in run}
     if len(harmless_json(data)) > MOST_DATA_BYTES:
-        data["charts"] = []
-        data["parts_left_out"].append("curves")
-        for run in data["runs"]:
-            run["curves"] = []
+        data["parts_left_out"].append("long texts")
+        data |= _shortened(data)
+
+
+def _shortened(value: Any) -> Any:
+    """Shorten every text in a value."""
+    if isinstance(value, dict):
+        return {key: _shortened(part) for key, part in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list):
+        return [_shortened(part) for part in cast("list[Any]", value)]
+    return clean(value, _SHORT_TEXT) if isinstance(value, str) else value
 
 
 def _read_all(runs: Sequence[Path]) -> list[dict[str, Any]]:
@@ -199,6 +228,15 @@ def _charts(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     if rate:
         ordered["steps per second"] = rate
     return [{"title": name, "curves": curves} for name, curves in ordered.items()]
+
+
+def _drop_curves(runs: Sequence[dict[str, Any]], charts: Sequence[dict[str, Any]]) -> None:
+    """Remove the points of curves that are in none of the charts; the others keep their places."""
+    shown = {(i, j) for chart in charts for i, j, _ in chart["curves"]}
+    for i, run in enumerate(runs):
+        for j, curve in enumerate(run.get("curves", ())):
+            if (i, j) not in shown:
+                curve |= {name: [] for name in ("x", "y", "mx", "my") if name in curve}
 
 
 def rendered(data: Any, live: bool = False) -> str:

@@ -8,7 +8,9 @@ import base64
 import json
 import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,25 +19,27 @@ import numpy as np
 from ..checkpoint import Checkpoints
 from ..checkpoint.run_files import fault_of
 from ..core import schema
-from ..core.directory import CHECKPOINTS, DOCTOR, HEALTH, LOG
+from ..core.directory import CHECKPOINTS, DOCTOR, HEALTH, LOG, RunFile, flattened, progress_of
 from ..core.folder import FILE, Folder
 from ..core.logs import Array
-from ..core.run_file import RunFile, flattened, progress_of
+from ..core.progress import Costs
 from ..core.terminal import clean
+from ..doctor.sheets.sheet import SCHEMA
 from ..errors import DirectoryError, TreadleError
 from ..hooks.images import FOLDER as IMAGES
 from ..hooks.log_file import Log, read
 from .curves import reduced
 from .health import read_health
 from .images import MOST_IMAGE_BYTES, is_image, listed_images, read_image
-from .records import recorded_run
-from .states import RunState, state_of
+from .states import RunState, recorded_run, state_of
 
 MOST_CURVES = 400  # of a run
 MOST_EVENTS = 300  # of a run; of more, the first ones
 MOST_SETTINGS = 1000
+MOST_VALUES = 300  # of the best and the last values, versions and differences of a run
 LONGEST_TEXT = 2000  # characters of a message or a setting
 LONGEST_NAME = 200
+_COSTS = {field.name for field in fields(Costs)}
 _OWN = ("kind", "step", "epoch", "seconds")
 _TITLES = {"warning": "warning", "note": "note"}
 
@@ -51,7 +55,8 @@ def read_run(directory: Path, points: int, image_bytes: int) -> dict[str, Any]:
         image_bytes: The largest size of all embedded images together.
     """
     state = state_of(directory)
-    found: dict[str, Any] = {"directory": str(directory), "state": state.state, "why": state.why}
+    why = _text(state.reason)
+    found: dict[str, Any] = {"directory": str(directory), "state": state.state, "why": why}
     if state.state == "unreadable":
         return found
     try:
@@ -65,7 +70,8 @@ def _read(directory: Path, state: RunState, points: int, image_bytes: int) -> di
     with Folder.open(directory) as folder:
         log = read(directory / LOG) if folder.kind(LOG) is not None else Log()
         images, left_out, faults = _images(folder, log, image_bytes, run["id"])
-        findings, health = _findings(folder), read_health(folder)
+        (findings, facts, fault), health = _doctor(folder), read_health(folder)
+        faults = [(0, fault), *faults] if fault else faults
         listed = run.get("files", {}).get(HEALTH)
         if listed and (fault := fault_of(folder, HEALTH, listed)):
             health, faults = None, [(0, f"the health of layers is left out: {fault}"), *faults]
@@ -79,15 +85,12 @@ def _read(directory: Path, state: RunState, points: int, image_bytes: int) -> di
         "examples": progress.examples,
         "seconds": seconds,
         "clock": _clock(log, last, seconds),
-        "curves": [
-            *_step_curves(log, points),
-            *_rate_curves(run, log),
-            *_record_curves(log, points),
-        ][:MOST_CURVES],
+        "curves": list(islice(_curves(run, log, points), MOST_CURVES)),
         "events": _events(directory, run, log, state, faults)[:MOST_EVENTS],
         "images": images,
         "images_left_out": left_out,
         "findings": findings,
+        "sheet": facts,
         "health": health,
         "commands": _commands(directory, state, log, "recipe" in run["configuration"]),
     }
@@ -106,19 +109,23 @@ def _facts(run: RunFile, state: RunState) -> dict[str, Any]:
     return {
         "task": _text(configuration.get("task", "")),
         "source": _text(configuration.get("recipe", "")),
-        "started": run.get("started") or "",
-        "finished": run.get("finished") or "",
-        "backend": run.get("backend", ""),
-        "precision": run.get("precision", ""),
+        "started": _text(run.get("started") or ""),
+        "finished": _text(run.get("finished") or ""),
+        "backend": _text(run.get("backend", "")),
+        "precision": _text(run.get("precision", "")),
         "devices": _text(run.get("devices", "")),
         "plan": _text(run.get("plan", "")),
-        "versions": {_name(k): _text(v) for k, v in run.get("versions", {}).items()},
-        "best": {_name(name): value for name, value in best.items()},
-        "last": {_name(k): v if math.isfinite(v) else str(v) for k, v in state.last.items()},
-        "costs": dict(run.get("costs", {})),
+        "versions": {_name(k): _text(v) for k, v in _first(run.get("versions", {}))},
+        "best": {_name(name): value for name, value in _first(best)},
+        "last": {_name(k): v if math.isfinite(v) else str(v) for k, v in _first(state.last)},
+        "costs": {k: v for k, v in run.get("costs", {}).items() if k in _COSTS},
         "settings": dict(list(settings.items())[:MOST_SETTINGS]),
-        "overridden": [_text(text) for text in run.get("overridden", [])],
+        "overridden": [_text(text) for text in run.get("overridden", [])[:MOST_VALUES]],
     }
+
+
+def _first(values: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    return islice(values.items(), MOST_VALUES)
 
 
 def _call_facts(run: RunFile) -> dict[str, str]:
@@ -165,7 +172,15 @@ def _thinned(count: int, most: int = 1000) -> list[int]:
     """Return at most this many positions, with the first and the last."""
     if count <= most:
         return list(range(count))
+    if most == 1:
+        return [count - 1]
     return [round(i * (count - 1) / (most - 1)) for i in range(most)]
+
+
+def _curves(run: RunFile, log: Log, points: int) -> Iterator[dict[str, Any]]:
+    yield from _step_curves(log, points)
+    yield from _rate_curves(run, log)
+    yield from _record_curves(log, points)
 
 
 def _step_curves(log: Log, points: int) -> Iterator[dict[str, Any]]:
@@ -255,9 +270,9 @@ def _events(
     for name, step in _first_nonfinite(log).items():
         add(step, "warning", f"{name} is not finite for the first time")
     if state.state in ("failed", "interrupted"):
-        add(state.step, "end", f"{state.state}: {state.why}" if state.why else state.state)
-    elif state.why:
-        add(state.step, "end", state.why)
+        add(state.step, "end", f"{state.state}: {state.reason}" if state.reason else state.state)
+    elif state.reason:
+        add(state.step, "end", state.reason)
     order = ("end", "warning", "rollback", "resume", "note", "checkpoint")
     # Of too many, messages are more useful than checkpoints.
     found.sort(key=lambda event: order.index(event["kind"]))
@@ -297,15 +312,17 @@ def _images(
         return [], len(listed), [(listed[0][1], fault)]
     names = list(dict.fromkeys(name for name, _, _ in listed))
     found: list[dict[str, Any]] = []
+    left = most_bytes
     with folder.subfolder(IMAGES) as images:
         for name in names:
             of_name = [(step, file) for other, step, file in listed if other == name]
             sizes = [images.size(file) or 0 for _, file in of_name]
-            fits = int(most_bytes / len(names) / max(1, max(sizes)))
-            for index in _thinned(len(of_name), max(1, fits)) if fits != 1 else [-1]:
+            fits = most_bytes // len(names) // max(1, *sizes)
+            for index in _thinned(len(of_name), max(1, fits)):
                 step, file = of_name[index]
-                if sizes[index] > min(MOST_IMAGE_BYTES, most_bytes):
+                if sizes[index] > min(MOST_IMAGE_BYTES, left):
                     continue
+                left -= sizes[index]
                 try:
                     data = read_image(images, file, run)
                 except DirectoryError as error:
@@ -316,28 +333,43 @@ def _images(
     return found, len(listed) - len(found), faults
 
 
-_PARTS = ("code", "severity", "where", "seen", "why", "fix", "line")
-_finding = schema.record(dict.fromkeys(_PARTS, schema.text), required=("code", "severity", "seen"))
-_report = schema.record({"findings": schema.listed(_finding)}, required=("findings",))
+_PARTS = ("code", "where", "seen", "why", "fix", "line")
+_FACTS = ("group", "subject", "text", "mark")
+_finding = schema.record(dict.fromkeys(_PARTS, schema.text), required=("code", "seen"))
+_fact = schema.record(dict.fromkeys(_FACTS, schema.text), required=_FACTS)
+_sheet = schema.record(
+    {"findings": schema.listed(_finding), "lines": schema.listed(_fact)},
+    required=("findings", "lines"),
+)
 
 
-def _findings(folder: Folder) -> list[dict[str, str]] | None:
-    """Return the findings of `treadle doctor --json`, if its output is in the directory.
+def _doctor(folder: Folder) -> tuple[list[dict[str, str]] | None, list[list[str]], str]:
+    """Return findings and facts of `treadle doctor --json`, if its output is in the directory.
 
-    Raises:
-        TreadleError: If the file is not such an output.
+    Returns:
+        Findings, facts, and why the file was not read; empty if it was, or if there is none.
     """
     if folder.kind(DOCTOR) != FILE:
-        return None
+        return None, [], ""
     try:
-        report = schema.parse(folder.read(DOCTOR, 8 << 20), 100_000)
-        _report(report, "")
+        sheet = schema.parse(folder.read(DOCTOR, 8 << 20), 100_000)
+        version = sheet.get("schema") if isinstance(sheet, dict) else None
+        if version != SCHEMA:
+            found = "no schema" if version is None else f"schema {schema.shown(version)}"
+            raise ValueError(f"it has {found}, and this version of Treadle reads schema {SCHEMA}")
+        _sheet(sheet, "")
     except ValueError as error:
-        raise TreadleError(
-            f"{folder.path / DOCTOR} is not the output of treadle doctor --json: {error}. Remove "
-            "it, or write it again"
-        ) from error
-    return [{key: _text(one[key]) for key in _PARTS if key in one} for one in report["findings"]]
+        fault = (
+            f"{DOCTOR} was not read, because it is not what treadle doctor --json of this version "
+            f"writes: {error}. Remove it, or write it again"
+        )
+        return None, [], fault
+    findings = [
+        {key: _text(one[key]) for key in _PARTS if key in one}
+        for one in sheet["findings"][:MOST_EVENTS]
+    ]
+    facts = [[_text(one[key]) for key in _FACTS] for one in sheet["lines"][:MOST_EVENTS]]
+    return findings, facts, ""
 
 
 def _commands(

@@ -13,10 +13,9 @@ from typing import Any
 from ..checkpoint import Checkpoints
 from ..checkpoint.run_files import fault_of, learned, learned_at
 from ..core import views
-from ..core.directory import CHECKPOINTS, LOG, MODEL, why_unfinished
+from ..core.directory import CHECKPOINTS, LOG, MODEL, RunFile, why_unfinished
 from ..core.folder import Folder
 from ..core.history import History, html_parts
-from ..core.run_file import RunFile
 from ..core.terminal import clean
 from ..errors import ConfigurationError, DirectoryError, TreadleWarning, did_you_mean
 from ..hooks.images import FOLDER as IMAGES
@@ -24,8 +23,7 @@ from ..hooks.log_file import read
 from ..run.recorded_history import history_of
 from .images import listed_images, read_image
 from .reading import flat
-from .records import recorded_run
-from .states import read_state
+from .states import RunState, read_state, recorded_run
 
 _LONGEST_REASON = 500  # characters of a message of Keras, which may quote a whole model
 
@@ -61,7 +59,7 @@ class SavedImage:
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
-class SavedRun:
+class SavedRun(RunState):
     """A run that was read from its directory by `treadle.load_run`.
 
     It holds what the files said when they were read. `variables` and `model` read further files.
@@ -79,6 +77,7 @@ class SavedRun:
         versions: The versions of packages.
         step: The number of the last step.
         epoch: The number of finished epochs.
+        last: The latest number of every name in the records.
         best: The best value and its epoch of each metric whose name implies a direction.
         history: Everything that the run logged, like `loop.history`. Images are their paths.
         images: The logged images, in order.
@@ -99,18 +98,9 @@ class SavedRun:
         (2, 1)
     """
 
-    directory: Path
     task: str
-    state: str
-    reason: str
-    settings: Mapping[str, Any]
     configuration: Mapping[str, Any]
-    backend: str
-    started: str
     versions: Mapping[str, str]
-    step: int
-    epoch: int
-    best: Mapping[str, tuple[float, int]]
     history: History
     images: tuple[SavedImage, ...]
     checkpoints: tuple[int, ...]
@@ -246,18 +236,10 @@ def load_run(directory: str | Path) -> SavedRun:
     logged = listed_images(log.records) if log else []
     files = record.get("files", {})
     return SavedRun(
-        directory=directory,
+        **vars(state),
         task=clean(configuration.get("task", "")),
-        state=state.state,
-        reason=state.why,
-        settings=dict(state.settings),
         configuration=configuration,
-        backend=state.backend,
-        started=state.started,
         versions=record.get("versions", {}),
-        step=state.step,
-        epoch=state.epoch,
-        best=state.best,
         history=history_of(log) if log else History(),
         images=tuple(
             SavedImage(name, at, directory / IMAGES / file, record["id"])

@@ -1,5 +1,6 @@
 """Serving a report while runs train, to browsers on this machine only."""
 
+import sys
 import threading
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -52,6 +53,11 @@ class ReportServer(ThreadingHTTPServer):
     def hosts(self) -> tuple[str, str]:
         """The names of this server in requests that are accepted."""
         return f"{ADDRESS}:{self.server_port}", f"localhost:{self.server_port}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Print nothing if a client ends the connection before it has the answer."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
     def data(self) -> dict[str, Any]:
         """Return the data of the report, read again after `INTERVAL` seconds.

@@ -4,20 +4,28 @@ import math
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..core.directory import CHECKPOINTS, LOG, RUN
+from ..core.directory import (
+    CHECKPOINTS,
+    LOG,
+    RUN,
+    LostRecordError,
+    RunFile,
+    flattened,
+    progress_of,
+    read_run,
+)
 from ..core.folder import Folder
 from ..core.lock import is_in_use
-from ..core.run_file import RunFile, flattened, progress_of
 from ..errors import TreadleError
-from .records import has_checkpoint, recorded_run
 
 DEEPEST = 4  # levels of folders in which runs are found; those of a search are two levels down
 LOWER_IS_BETTER = ("loss", "error", "perplexity", "entropy")
-HIGHER_IS_BETTER = ("accuracy", "auc", "precision", "recall", "f1", "score", "return")
+HIGHER_IS_BETTER = ("accuracy", "acc", "auc", "precision", "recall", "f1", "score", "return")
 STOPPED = ("KeyboardInterrupt", "Terminated")
 _MISSING = object()
 _NOT_SETTINGS = (
@@ -32,7 +40,7 @@ class RunState:
     Attributes:
         directory: The run directory.
         state: `running`, `finished`, `interrupted` or `failed`; `unreadable` if a file is damaged.
-        why: The reason why it ended, or what is wrong with a file; may be empty.
+        reason: Why it ended, or what is wrong with a file; may be empty.
         started: The time of the first step.
         backend: The backend.
         step: The number of the last step.
@@ -44,7 +52,7 @@ class RunState:
 
     directory: Path
     state: str
-    why: str = ""
+    reason: str = ""
     started: str = ""
     backend: str = ""
     step: int = 0
@@ -52,6 +60,25 @@ class RunState:
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     last: Mapping[str, Any] = field(default_factory=dict[str, Any])
     best: Mapping[str, tuple[float, int]] = field(default_factory=dict[str, tuple[float, int]])
+
+
+def recorded_run(directory: Path) -> tuple[RunFile, str]:
+    """Return the record of a run, and a sentence if it is not that of `run.json`.
+
+    See `treadle.checkpoint.run_files.recorded_run`.
+    """
+    with suppress(LostRecordError):
+        read_run(directory)
+    from ..checkpoint.run_files import recorded_run  # late: it imports NumPy
+
+    return recorded_run(directory)
+
+
+def has_checkpoint(directory: Path, least: int = 0) -> bool:
+    """Return whether a run directory has checkpoints from a step on, which may be damaged."""
+    from ..checkpoint import Checkpoints  # late: it imports NumPy
+
+    return any(step >= least for step in Checkpoints(directory / CHECKPOINTS).steps())
 
 
 def run_directories(root: Path) -> Iterator[Path]:
@@ -96,8 +123,8 @@ def state_of(directory: Path) -> RunState:
         run, recovered = recorded_run(directory)
         state = read_state(directory, run)
     except TreadleError as error:
-        return RunState(directory=directory, state="unreadable", why=str(error))
-    return replace(state, why=recovered) if recovered else state
+        return RunState(directory=directory, state="unreadable", reason=str(error))
+    return replace(state, reason=recovered) if recovered else state
 
 
 def read_state(directory: Path, run: RunFile) -> RunState:
@@ -111,11 +138,11 @@ def read_state(directory: Path, run: RunFile) -> RunState:
         DataError: If the log is damaged.
         DirectoryError: If a file cannot be read.
     """
-    from ..hooks import log_tail  # late: it imports NumPy
+    from ..hooks.log_tail import read_records  # late: it imports NumPy
 
     with Folder.open(directory) as folder:
         has_log = folder.kind(LOG) is not None
-    records, logged = log_tail.records(directory / LOG) if has_log else ([], 0)
+    records, logged = read_records(directory / LOG) if has_log else ([], 0)
     epochs = {line["epoch"]: _values(line) for line in records if line["kind"] == "epoch"}
     last = {k: v for line in records for k, v in _values(line).items() if not isinstance(v, str)}
     progress, configuration = progress_of(run), run["configuration"]
@@ -126,7 +153,7 @@ def read_state(directory: Path, run: RunFile) -> RunState:
     return RunState(
         directory=directory,
         state=state,
-        why=why,
+        reason=why,
         started=run.get("started") or "",
         backend=run.get("backend", ""),
         step=progress.step if state == "finished" else max(progress.step, logged),

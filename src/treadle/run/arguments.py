@@ -11,18 +11,21 @@ from ..core.hook import Hook
 from ..core.options import Options, precision_name
 from ..core.triggers import Scheduled
 from ..errors import ConfigurationError, whole_number
+from ..steps.keras_task import KerasTask
 from ..steps.state import State
-from ..steps.task import Task
+from ..steps.task import Task, adapter, missing_step
+from .habits import check_steps
 
 NAMED: Final = 3  # narrow parts in a message
 
 
 def checked_task(task: Any) -> Any:
-    """Return a task after validating it.
+    """Return a task after validating it; a compiled Keras model becomes a `KerasTask`.
 
     Raises:
-        ConfigurationError: If it is a class, a Keras model, or has no `train_step`; or if Keras'
-            dtype policy is float64, and `setup` did not set it.
+        ConfigurationError: If it is a class, a Keras model that is not compiled, or has no
+            `train_step`; if a step does not take one batch; or if Keras' dtype policy is float64,
+            and `setup` did not set it.
     """
     if isinstance(task, type):
         raise ConfigurationError(
@@ -30,16 +33,15 @@ def checked_task(task: Any) -> Any:
             f"instance, treadle.Loop({task.__name__}())"
         )
     if isinstance(task, keras.Model) and not isinstance(task, Task):
-        raise ConfigurationError(
-            f"Loop needs a task, but got a Keras model ({type(task).__name__} {task.name!r}): "
-            "write treadle.Loop(treadle.Supervised(model, loss, optimizer)), or a treadle.Task "
-            "with a train_step of your own"
-        )
+        task = KerasTask(task)
     if not callable(getattr(task, "train_step", None)):
+        if hasattr(task, "training_step"):
+            raise ConfigurationError(missing_step(task, "train_step"))
         raise ConfigurationError(
             f"Loop needs a task, but got {_shown(task)}, which has no train_step: inherit from "
             "treadle.Task, or create a task with treadle.task(train_step, model=model)"
         )
+    check_steps(task)
     if precision_name() == "float64" and not float64.is_on():
         raise ConfigurationError(
             "Keras' dtype policy is float64, but losses, metrics and optimizers would be computed "
@@ -62,15 +64,19 @@ def narrow_parts(task: Any) -> str:
     )
 
 
-def checked_options(options: Any) -> Options:
-    """Return options after validating them; None becomes the defaults.
+def checked_options(options: Any, task: Task) -> Options:
+    """Return options after validating them; None becomes the defaults of the task.
+
+    Args:
+        options: The options.
+        task: The task.
 
     Raises:
         ConfigurationError: If `options` is neither None nor `treadle.Options`, or names a compiler
             of another backend.
     """
     if options is None:
-        return Options()
+        return adapter(task).default_options()
     if not isinstance(options, Options):
         raise ConfigurationError(
             f"options must be treadle.Options, not {_shown(options)}: write "

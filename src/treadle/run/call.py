@@ -2,9 +2,8 @@
 
 import signal
 import time
-from typing import Literal
+from typing import Any, Literal
 
-from ..core.processes import clock, process_group
 from ..core.progress import Progress
 from ..core.signals import ShutdownRequest
 from .validation import Validation
@@ -25,12 +24,14 @@ class Call:
         steps: The number of steps in the call, or None.
         deadline: The maximum total training time of the run in seconds, or None.
         validation: The validation sets, or None.
+        agreement: What several processes agree on: the time, and signals; None in one process.
 
     Attributes:
         running: Whether the call has begun and not yet ended.
         epoch_ended: Whether the newest epoch has ended, and not only the steps of it.
         has_opened: Whether a source was opened since the body of `loop.epochs` began.
         sources_to_skip: How many sources of this body an earlier process has finished.
+        steps_per_epoch: The number of batches in an epoch of `fit`, or None if unknown.
         was_complete: Whether the call had nothing to do, because an earlier process completed it.
         epochs: The number of epochs of the run at the end of the call, or None.
         steps: The number of steps of the run at the end of the call, or None.
@@ -39,7 +40,6 @@ class Call:
         unfinished: Whether the call was interrupted before its planned end, and resumes when the
             same script runs again.
         request: Shutdown requests received as signals.
-        agreed: The signal that any of several processes has received, once all know of it.
     """
 
     def __init__(
@@ -51,20 +51,22 @@ class Call:
         steps: int | None = None,
         deadline: float | None = None,
         validation: Validation | None = None,
+        agreement: Any = None,
     ) -> None:
         self.kind: Kind = kind
         self.validation = validation
         self.running = self.epoch_ended = self.was_complete = self.has_opened = False
         self.sources_to_skip = 0
+        self.steps_per_epoch: int | None = None
         self.epochs = None if epochs is None else begun.epoch + epochs
         self.steps = None if steps is None else begun.step + steps
         self.reason: str | None = None
         self.ended_by: str | None = None
         self.unfinished = False
         self.request = ShutdownRequest()
-        self.agreed: signal.Signals | None = None
-        self._is_alone = process_group().size == 1  # kept: each Python call of a step costs time
-        self._clock = time.monotonic if self._is_alone else clock
+        self._agreement, self._clock = agreement, time.monotonic
+        if agreement is not None:
+            agreement.signal, self._clock = None, agreement.clock
         self._started, self._seconds_before = self._clock(), now.seconds
         self._deadline = deadline
 
@@ -84,11 +86,11 @@ class Call:
     @property
     def signal(self) -> signal.Signals | None:
         """The signal that requests a shutdown: of several processes, one that all know of."""
-        return self.request.signal if self._is_alone else self.agreed
+        return self.request.signal if self._agreement is None else self._agreement.signal
 
     def heed_signals(self) -> None:
         """Interrupt the call if a signal has requested a shutdown; it can be resumed."""
-        received = self.request.signal if self._is_alone else self.agreed
+        received = self.signal
         if received is not None and not self.unfinished:
             self.reason, self.unfinished = f"received {received.name}", True
 

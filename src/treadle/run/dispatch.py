@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from ..checkpoint import Checkpoint
-from ..core.error_notes import add_note
+from ..core.claims import gone
 from ..core.hook import DetailedHook, Hook, LoopView
 from ..core.images import Image
 from ..core.logs import Plain, loggable
-from ..core.processes import is_chief
 from ..core.progress import Progress
+from ..core.tracebacks import add_note
 from ..core.triggers import Scheduled, When
 from ..errors import ConfigurationError, DirectoryError
 
@@ -28,22 +28,38 @@ _EMPTY = frozenset(
 )
 
 
+def is_own(hook: Hook) -> bool:
+    """Return whether a hook's class is one of Treadle's."""
+    return type(hook).__module__.startswith(f"{_OWN}.")
+
+
 class HookDispatcher:
     """Notifies the hooks of a run, and runs scheduled functions.
 
     Args:
         hooks: The hooks, in the order in which they are called.
         scheduled: The functions with their triggers.
+        writes_files: Whether this process writes files; of several, others call fewer hooks.
 
     Attributes:
         running: The name of the running hook, or "".
     """
 
-    def __init__(self, hooks: Sequence[Hook], scheduled: Sequence[Scheduled] = ()) -> None:
+    def __init__(
+        self, hooks: Sequence[Hook], scheduled: Sequence[Scheduled] = (), writes_files: bool = True
+    ) -> None:
         # Triggers of all hooks count: windows end at the same steps in all processes.
         self._hooks, self._scheduled = list(hooks), list(scheduled)
-        self._called = [hook for hook in hooks if is_chief() or not hook.chief_only]
+        self._called = [hook for hook in hooks if writes_files or not hook.chief_only]
         self.running = ""
+
+    @property
+    def start_users_code(self) -> bool:
+        """Whether a hook that is not Treadle's own has a method `start`."""
+        return any(
+            not is_own(hook) and getattr(hook.start, "__func__", None) not in _EMPTY
+            for hook in self._called
+        )
 
     def states(self, loop: LoopView) -> dict[str, dict[str, Any]]:
         """Return the state of each hook for checkpoints, by the hook's name."""
@@ -65,8 +81,7 @@ class HookDispatcher:
             state = found.hooks.get(name)
             if not state or hook not in self._called:
                 continue
-            is_own = type(hook).__module__.startswith(f"{_OWN}.")
-            with found.reading(f"the state of the hook {name}") if is_own else nullcontext():
+            with found.reading(f"the state of the hook {name}") if is_own(hook) else nullcontext():
                 hook.restore(state)
 
     def _named(self) -> Iterator[tuple[str, Hook]]:
@@ -87,7 +102,8 @@ class HookDispatcher:
     def notify(self, what: str, loop: LoopView, *arguments: Any) -> None:
         """Notify the hooks: call the method named `what` of every hook that has or overrides it.
 
-        Methods of `DetailedHook` are also called on hooks that define them without that base class.
+        Methods of `DetailedHook` are also called on hooks that define them without that base class,
+        except for `after_end`.
         """
         for hook in self._called:
             method = getattr(hook, what, None)
@@ -137,12 +153,16 @@ class HookDispatcher:
         # Now all files are written: hooks may send them.
         for hook in self._called:
             if isinstance(hook, DetailedHook):
-                with _HookRun(self, f"{type(hook).__name__}.after_end", loop):
-                    hook.after_end(loop, error or next(iter(failures), None))
+                try:
+                    with _HookRun(self, f"{type(hook).__name__}.after_end", loop):
+                        hook.after_end(loop, error or next(iter(failures), None))
+                except Exception as failure:
+                    failures.append(failure)
         if failures and error is None:
             raise failures[0]
-        for failure in failures:
-            error.add_note(f"and then {failure!r}")  # type: ignore[union-attr]
+        for text in dict.fromkeys(repr(failure) for failure in failures):
+            if text != repr(error):  # as of a directory that is gone
+                error.add_note(f"and then {text}")  # type: ignore[union-attr]
 
 
 class _HookRun:
@@ -178,13 +198,9 @@ class _HookRun:
         if not isinstance(cause, OSError) or directory is None or directory.exists():
             add_note(error, self._name, self._progress)
             return
-        gone = DirectoryError(
-            f"the run directory {directory} is gone: it was removed while the run trained into it, "
-            "or its disk was. Nothing more can be saved there; run the script again to start from "
-            "scratch"
-        )
-        add_note(gone, self._name, self._progress)
-        raise gone from error
+        failure = gone(directory)
+        add_note(failure, self._name, self._progress)
+        raise failure from error
 
 
 def _values_to_log(result: Any, hook: str) -> dict[str, Plain | Image]:

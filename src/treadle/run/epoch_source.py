@@ -1,7 +1,7 @@
 """The source that the current epoch is read from: where it began, and whether another is the same.
 
 The position within an epoch belongs to a source. If a call opens another source than that of the
-unfinished epoch, it does not continue there: see `Session.open`. In a body of `loop.epochs`, each
+unfinished epoch, it does not continue there: see `Engine.windows`. In a body of `loop.epochs`, each
 `loop.steps` is a visit of a source, and a source that was left in the epoch continues.
 """
 

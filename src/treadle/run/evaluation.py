@@ -15,29 +15,21 @@ from ..backends.window import Window, form_of
 from ..checkpoint.batch_forms import MissingClassError, zeros
 from ..core import structures
 from ..core.hook import LoopView
-from ..core.logs import Means
 from ..core.options import Options, run_seed
-from ..core.processes import slowest
+from ..core.processes import process_group
 from ..core.progress import Progress
 from ..data import as_source, random_states
 from ..data.leaves import native
-from ..data.source import ReadRequest, read_from
-from ..errors import ConfigurationError, DataError
+from ..data.source import ReadRequest, Source, read_from
+from ..errors import DataError, TreadleError
 from ..steps.building import build
 from ..steps.compiled_step import CompiledStep
 from ..steps.planning import Pace, places
 from ..steps.programs import program_of
-from ..steps.results import joined
 from ..steps.snapshot import Snapshot
 from ..steps.state import State
-from ..steps.task import has_eval_step
-from .divided_predictions import (
-    DividedPredictions,
-    agree_on_dividing,
-    completed,
-    own_part,
-    summation,
-)
+from ..steps.task import check_eval_step
+from .epoch_values import epoch_values
 from .predictions import Predictions
 from .prefetch import Feed
 
@@ -52,6 +44,12 @@ ROWS_AT_ONCE: Final = 16
 # inputs and outputs. Waiting for each batch takes as long as a small network.
 MOST_RUNNING: Final = 32
 MOST_RUNNING_BYTES: Final = 16 * 2**20
+
+# The most bytes of a batch of zeros with which `eval_step` is checked.
+MOST_ZEROS: Final = 2**24
+
+
+EachBatch = Callable[[int, "Mapping[str, float] | None"], None]
 
 
 class Evaluation:
@@ -71,8 +69,8 @@ class Evaluation:
         self._task, self._options = task, options
         self._prepared: CompiledStep | None = None
         self._callers: dict[Any, dict[Hashable, _Caller]] = {}
-        # For each form of batch, how rows are predicted, and whether that equals the whole batch.
-        self._divides: dict[Hashable, tuple[_Caller, bool]] = {}
+        # What several processes know about predicting rows, for each form of batch.
+        self._divides: dict[Hashable, Any] = {}
         self.calls, self._pace = 0, Pace(options.window)
         self.seconds = 0.0
         self.position: tuple[int, int | None] | None = None
@@ -91,28 +89,34 @@ class Evaluation:
         finally:
             self.seconds += monotonic() - started - (self.compile_seconds - compiled)
 
-    def evaluate(self, source: Any, loop: LoopView) -> dict[str, float]:
+    def evaluate(
+        self, source: Any, loop: LoopView, each: EachBatch | None = None
+    ) -> dict[str, float]:
         """Return the means of the values of `eval_step`, and the results of the metrics it updated.
 
         Metrics are reset at the start. Metrics and all other variables that the step changes are
         restored afterwards, so training is not affected.
 
+        Args:
+            source: A source of batches.
+            loop: The running loop, for the source.
+            each: Called before each batch with its number, and after it with the results so far as
+                well. Then each batch is a compiled call of its own.
+
         Raises:
             ConfigurationError: If the task has no `eval_step`.
             DataError: If the source has no batch.
         """
-        if not has_eval_step(self._task):
-            raise ConfigurationError(
-                f"{type(self._task).__name__} has no eval_step: write one to evaluate or validate"
-            )
-        feed, source = Feed(), as_source(source)
+        check_eval_step(self._task)
+        feed, source = Feed(even=process_group().size > 1), as_source(source)
         feed.open(source, Progress(), loop)
         self.position = 0, source.length
         try:
             window = feed.first(Progress())
             if window is None:
                 raise DataError("the source to evaluate on gave no batch")
-            return self._evaluate_all(feed, self._prepare_for(window.batch(0)), source.length)
+            prepared = self._prepare_for(window.batch(0))
+            return self._evaluate_all(feed, prepared, source.length, each)
         finally:
             self.position = None
             feed.close()
@@ -128,6 +132,11 @@ class Evaluation:
         return self._prepared.forms if self._prepared else []
 
     @property
+    def names(self) -> Sequence[str]:
+        """Names of the values of `eval_step`; none before it was built."""
+        return self._prepared.names if self._prepared else []
+
+    @property
     def initial(self) -> Mapping[str, Any]:
         """The initial values of the variables that `eval_step` created, by path."""
         return self._prepared.initial if self._prepared else {}
@@ -138,6 +147,31 @@ class Evaluation:
             if form is not None:  # of batches that a checkpoint cannot describe
                 with suppress(MissingClassError):
                     self._prepare_for(zeros(form))
+
+    def check(self, source: Source, loop: LoopView) -> None:
+        """Build and check `eval_step` for the first batch of a source."""
+        window = Feed().sample(source, Progress(), loop)
+        if window is not None:
+            self._prepare_for(window.batch(0))
+
+    def check_form(self, zeros: Callable[[int], Any], examples: int) -> None:
+        """Build and check `eval_step` for a batch of zeros.
+
+        Args:
+            zeros: Makes a batch of so many examples.
+            examples: The number of examples in a batch. If they need much memory, one is used.
+
+        Raises:
+            TreadleError: The step makes a mistake. Other errors, and those about data, may be due
+                to the zeros: the first evaluation raises them again if they are not.
+        """
+        try:
+            one = zeros(1)
+            size = sum(x.nbytes for x in structures.flatten(one)) * examples
+            self._prepare_for(zeros(examples) if size <= MOST_ZEROS else one)
+        except Exception as error:
+            if isinstance(error, TreadleError) and not isinstance(error, DataError):
+                raise
 
     def _prepare_for(self, batch: Any) -> CompiledStep:
         """Return `eval_step` prepared for batches of this form."""
@@ -152,10 +186,11 @@ class Evaluation:
         return self._prepared
 
     def _evaluate_all(
-        self, feed: Feed, prepared: CompiledStep, length: int | None
+        self, feed: Feed, prepared: CompiledStep, length: int | None, each: EachBatch | None
     ) -> dict[str, float]:
         """Evaluate every window of an opened source from reset metrics, and restore the state."""
-        means, progress, pace = Means(), Progress(), self._pace
+        values_so_far = epoch_values(self._task, "eval_step")
+        progress, pace = Progress(), self._pace
         kept: dict[str, Any] = {}
         begun: set[Hashable] = set()
         names: set[str] = set()
@@ -163,55 +198,62 @@ class Evaluation:
         def begin(window: Window) -> None:
             """Save the variables that batches of this form change, and reset their metrics."""
             state, written, updated = prepared.state, *prepared.changes(window)
-            metrics = [state.metrics[name] for name in updated]
-            chosen = {*written, *(state.path_of(v) for m in metrics for v in m.variables)}
+            metrics = {name: state.metrics[name] for name in updated if name not in names}
+            chosen = {*written, *map(state.path_of, values_so_far.variables(metrics))}
             new = [path for path in state.variables if path in chosen and path not in kept]
             kept.update(state.keep(new))
-            for name, metric in zip(updated, metrics, strict=True):
-                if name not in names:
-                    metric.reset_state()
+            values_so_far.begin(metrics)
             names.update(updated)
             begun.add(window.form)
 
+        def results() -> dict[str, float]:
+            metrics = prepared.state.metrics
+            return values_so_far.result({n: m for n, m in metrics.items() if n in names})
+
+        def most() -> int:
+            return pace.size if each is None else 1
+
         try:
             with active().own_random():
-                while (window := feed.take(pace.size, progress)) is not None:
+                while (window := feed.take(most(), progress)) is not None:
+                    if each is not None:
+                        each(progress.batch, None)
                     window = prepared.placed(window)
                     prepared.compile(window)
                     if window.form not in begun:
                         begin(window)
                     outputs = prepared.run(window, progress.step)
                     try:
-                        feed.read_ahead(lambda: pace.size, prepared.placed, outputs.running)
+                        feed.read_ahead(most, prepared.placed, outputs.running)
                     finally:
                         values, weights, broken = outputs.fetch()
                     prepared.raise_out_of_range(broken)
                     prepared.finish_window()
                     examples = np.full(window.count, float(window.examples))
-                    means.add(values, {n: weights.get(n, examples) for n in values})
-                    seconds = slowest(outputs.seconds, "a window of an evaluation")
+                    values_so_far.add(values, {n: weights.get(n, examples) for n in values})
+                    at = "a window of an evaluation"
+                    seconds = process_group().slowest(outputs.seconds, at)
                     pace.ran(window, seconds, prepared.largest)
+                    if each is not None:
+                        each(progress.batch, results())
                     progress = progress.advanced(window.count, window.count * window.examples)
                     self.position = progress.batch, length
-                updated = [name for name in prepared.state.metrics if name in names]
-                results = metric_results(prepared.state, updated)
+                return results()
         finally:
             prepared.state.put_back(kept)
-        return joined(means.result(), results, "eval_step")
 
     def predict(self, source: Any, loop: LoopView) -> Any:
         """Return the outputs of `predict_step` for all batches, joined on the first axis."""
         source = as_source(source)
         reader = read_from(source, ReadRequest(0, seed=run_seed(), loop=loop, ordered=True))
-        total = summation()
-        divided = None if total is None else DividedPredictions(total)
-        predictions = Predictions(source.length) if divided is None else divided
+        predictions: Predictions = process_group().divided(
+            Predictions(source.length), lambda batch: self._predicting(batch).call, self._divides
+        )
         running: deque[Callable[[], list[Any]]] = deque()
         most, most_running = 1, 0  # until the outputs of the first batch are known
         try:
             while (window := reader.take(most)) is not None:
-                if divided is not None:
-                    window = self._divided(window, divided)
+                window = predictions.own_part(window)
                 batch = next(window.views())
                 caller = self._predicting(batch).call
                 running.append(self._started(caller, window))
@@ -231,22 +273,6 @@ class Evaluation:
 
     def _predicting(self, batch: Any) -> "_Caller":
         return self._caller(self._task.predict_step, [batch], (None,), True)
-
-    def _divided(self, window: Window, predictions: DividedPredictions) -> Window:
-        """Return the rows of a window for this process to predict on, or the window."""
-        own, caller = own_part(window), self._predicting(next(window.views()))
-        known = self._divides.get(window.form)
-        # If a Python value of the task has changed, the caller is a new one.
-        if known is None or known[0] is not caller:
-            whole = caller.call.start([completed(window.split(1)[0]).batch(0)], 0)()
-            try:
-                part = self._predicting(own.batch(0)).call.start([own.batch(0)], 0)()
-            except Exception:  # for so many rows
-                part = None
-            known = caller, agree_on_dividing(whole, part, window.examples)
-            self._divides[window.form] = known
-        predictions.expect(window.count, window.examples, known[1])
-        return own if known[1] else completed(window)
 
     def _started(self, caller: Caller, window: Window) -> Callable[[], list[Any]]:
         """Start `predict_step` for each batch of a window."""
@@ -335,22 +361,6 @@ class _Caller:
     def is_current(self) -> bool:
         """Return whether the constants have the values that the function was compiled with."""
         return self.snapshot.is_current() or self.state.constants() == self.constants
-
-
-def metric_results(state: State, names: list[str]) -> dict[str, float]:
-    """Return the results of metrics by name; dicts and vectors become several entries."""
-    results: dict[str, float] = {}
-    for name in names:
-        result = state.metrics[name].result()
-        parts: Mapping[str, Any] = result if isinstance(result, Mapping) else {"": result}
-        for part, tensor in parts.items():
-            values = active().to_numpy(tensor)
-            label = f"{name}_{part}" if part else name
-            if values.ndim == 0:
-                results[label] = float(values)
-            else:
-                results |= {f"{label}_{i}": float(v) for i, v in enumerate(values.ravel())}
-    return results
 
 
 def _fetched(running: Sequence[Callable[[], list[Any]]]) -> list[Any]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from ..backends.window import Window
 from ..core import structures
 from ..errors import StepError
 
@@ -35,6 +36,10 @@ class Predictions:
     def __bool__(self) -> bool:
         """Return whether any outputs were added."""
         return not self._is_empty
+
+    def own_part(self, window: Window) -> Window:
+        """Return what this process computes of a window; its outputs are added next."""
+        return window
 
     def add(self, outputs: Any) -> None:
         """Add the outputs of the next batch, a structure of NumPy arrays.

@@ -5,11 +5,10 @@ from collections.abc import Callable
 from typing import Final
 
 from ..backends.window import Window
-from ..core.error_notes import noting
 from ..core.hook import LoopView
 from ..core.options import run_seed
-from ..core.processes import process_group
 from ..core.progress import Progress
+from ..core.tracebacks import noting
 from ..data.source import (
     Position,
     Reader,
@@ -43,11 +42,16 @@ class Feed:
     thread, so sources are only accessed from the loop's thread. Prefetched batches that were not
     trained on are put back when the source is closed.
 
+    Args:
+        even: Whether the sizes of windows must not depend on the time that reading takes, as in
+            several processes: all must read windows of equal size.
+
     Attributes:
         waited: Seconds spent waiting for data; reading while a window runs does not count.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, even: bool = False) -> None:
+        self._even = even
         self._open: tuple[Source, int, Reader] | None = None
         self._at_end: tuple[Source, int] | None = None  # the source and epoch of an ended reader
         # The newest reader that was read from or opened at a position, for `position`.
@@ -180,7 +184,7 @@ class Feed:
             return
         reader, window, most = self._open[2], None, size()
         started, ran_meanwhile = time.monotonic(), running()
-        if process_group().size > 1:  # all processes must read windows of equal size
+        if self._even:
             running = _always
         try:
             window = self._read_batches(reader, most, running)
@@ -228,6 +232,8 @@ class Feed:
         if window.rows is not None:  # rows of arrays: reading all at once costs nothing
             reader.put_back(window)
             return reader.take(most)
+        if self._even and not running() and self._open and not self._open[0].closed_loop:
+            most, running = min(most, PIECE), _always  # a reader may stop after some time
         pieces: list[Window] = []
         missing = most - window.count
         while missing > 0 and running():

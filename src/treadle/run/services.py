@@ -5,19 +5,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import keras
+
 from .. import hooks as default_hooks
 from ..checkpoint import Checkpoint as Saved
 from ..core.hook import Hook, LoopView
 from ..core.identity import identity, in_json_types
-from ..core.processes import is_chief, on_chief, process_group, require_equal
+from ..core.processes import process_group
 from ..core.progress import Progress
 from ..core.triggers import Scheduled
-from ..distribute import found_place
+from ..core.user_code import importing
 from ..errors import ConfigurationError
 from ..hooks.log_file import Mark
 from ..hooks.run_record import RunRecord
 from ..steps.python_values import PythonValues
-from .dispatch import HookDispatcher
+from .dispatch import HookDispatcher, is_own
+from .habits import check_methods
 from .prefetch import Feed
 from .reporter import Reporter
 
@@ -90,10 +93,10 @@ class Services:
         """
         if self.checkpointer is None:
             return None
-        saved = self.checkpointer.saved
-        on_chief(saved.settle, "looking for the newest checkpoint")  # it may be writing one
-        found = saved.latest(together=True)
-        require_equal(
+        saved, group = self.checkpointer.saved, process_group()
+        group.on_chief(saved.settle, "looking for the newest checkpoint")  # it may be writing one
+        found = saved.latest(together=group.size > 1)
+        group.require_equal(
             f"newest checkpoint in {self.directory}, which must be the same directory,",
             None if found is None else found.progress.step,
         )
@@ -136,6 +139,14 @@ class Services:
         if self.checkpointer is not None:
             self.checkpointer.save(loop, wait=True)
 
+    def save_beginning(self, loop: LoopView) -> None:
+        """Save the state with which a call begins, if the call may roll back to it.
+
+        As for other checkpoints, a full disk is a warning: only a rollback will miss this one.
+        """
+        if self.rolls_back and self.checkpointer is not None:
+            self.checkpointer.save(loop, begins=True)
+
     def save_if_due(
         self, loop: LoopView, before: Progress, after: Progress, epoch_ended: bool = False
     ) -> None:
@@ -153,21 +164,6 @@ class Services:
             raise ConfigurationError(
                 "loop.save needs a directory: pass one to the loop, as treadle.Loop(task, 'runs/1')"
             )
-
-
-def _check_joined() -> None:
-    """Check that a process that was started as one of several has joined the others.
-
-    Raises:
-        ConfigurationError: It has not, so it would train alone, and the others the same.
-    """
-    place = found_place() if process_group().size == 1 else None
-    # Tasks of SLURM and Open MPI may be meant to train apart.
-    if place is not None and place.launcher in ("treadle launch", "torchrun"):
-        raise ConfigurationError(
-            f"this is {place}, but it has not joined the others, and would train alone: call "
-            "treadle.setup() at the top of the script"
-        )
 
 
 def open_services(
@@ -194,10 +190,14 @@ def open_services(
     Raises:
         DirectoryError: If the directory holds another run, or is not writable.
         ConfigurationError: If an element of `given` is not a hook, or `NonFinite` is to roll back
-            in a run without a directory.
+            in a run without a directory. Or if a command only imports the script that trains.
     """
-    _check_joined()
-    require_equal(
+    if directory is not None and importing:
+        raise ConfigurationError(
+            f"{importing[-1]} trains in {directory} when it is imported: put the lines that train "
+            'under `if __name__ == "__main__":`, so that commands can use its task'
+        )
+    process_group().require_equal(
         "configuration",
         in_json_types({**identity(task), **configuration, "directory": str(directory)}),
     )
@@ -230,7 +230,8 @@ def services_of(
         ConfigurationError: If an element of `given` is not a hook, or `NonFinite` is to roll back
             in a run without a directory.
     """
-    scheduled, own = _sorted(given)
+    group, (scheduled, own) = process_group(), _sorted(given)
+    writes_files = group.rank == 0
     defaults = default_hooks.defaults(directory, quiet=not console)
     kept = [hook for hook in defaults if not any(_replaces(other, hook) for other in own)]
     hooks: list[Hook] = [*([record] if record is not None else []), *kept, *own]
@@ -242,17 +243,18 @@ def services_of(
             hook.run = record.id
     logs = [hook for hook in hooks if isinstance(hook, default_hooks.JSONLines)]
     services = Services(
-        hooks=HookDispatcher(hooks, scheduled),
+        hooks=HookDispatcher(hooks, scheduled, writes_files),
         directory=directory,
         record=record,
         checkpointer=savers[-1] if savers else None,
         reporter=Reporter(
-            [hook for hook in hooks if isinstance(hook, default_hooks.Console) and is_chief()],
-            silent=not is_chief(),
+            [hook for hook in hooks if isinstance(hook, default_hooks.Console) and writes_files],
+            silent=not writes_files,
         ),
         guards=[hook for hook in hooks if isinstance(hook, default_hooks.NonFinite)],
         callbacks=[hook for hook in hooks if isinstance(hook, default_hooks.KerasCallbacks)],
         log=(logs or [default_hooks.JSONLines()])[0].path_in(directory) if directory else None,
+        feed=Feed(even=group.size > 1),
     )
     if services.rolls_back and directory is None:
         raise ConfigurationError(
@@ -269,11 +271,21 @@ def _sorted(given: Sequence[Any]) -> tuple[list[Scheduled], list[Hook]]:
         ConfigurationError: If an element is neither.
     """
     for hook in given:
+        if isinstance(hook, keras.callbacks.Callback):
+            raise ConfigurationError(
+                f"{type(hook).__name__} is a Keras callback, not a hook: write "
+                "hooks=[treadle.hooks.KerasCallbacks([…])] around it"
+            )
+        if isinstance(hook, type):
+            name = hook.__name__
+            raise ConfigurationError(f"{name} is a class, not a hook: write hooks=[{name}(…)]")
         if not isinstance(hook, (Scheduled, Hook)):
             raise ConfigurationError(
                 f"{hook!r} is not a hook: schedule a function with treadle.every('200 steps', "
                 "function), or pass a treadle.Hook"
             )
+        if isinstance(hook, Hook) and not is_own(hook):
+            check_methods(hook)
     scheduled = [hook for hook in given if isinstance(hook, Scheduled)]
     return scheduled, [hook for hook in given if isinstance(hook, Hook)]
 

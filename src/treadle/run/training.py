@@ -12,7 +12,6 @@ from ..checkpoint.batch_forms import READING_ERRORS, described, example, refuse_
 from ..core import structures
 from ..core.logs import Means, StepLogs
 from ..core.options import COMPILERS, Options
-from ..core.processes import process_group
 from ..core.progress import Costs, Progress
 from ..core.triggers import When
 from ..data.leaves import as_arrays, refuse_lists, window_of
@@ -21,8 +20,7 @@ from ..steps.compiled_step import CompiledStep
 from ..steps.constants import Changed
 from ..steps.layer_statistics import MeasuredOutputs, StepStatistics
 from ..steps.planning import Pace, window_size
-from ..steps.results import joined
-from .evaluation import metric_results
+from .epoch_values import epoch_values
 
 
 class Training:
@@ -31,6 +29,7 @@ class Training:
     Args:
         task: The task.
         options: Execution options.
+        processes: The number of processes that train together.
 
     Attributes:
         prepared: The built and compiled step; None before the first batch.
@@ -41,15 +40,15 @@ class Training:
         unmeasured: Why they were not measured, as a sentence; empty if they were.
     """
 
-    def __init__(self, task: Any, options: Options) -> None:
-        self._task, self._options = task, options
+    def __init__(self, task: Any, options: Options, processes: int = 1) -> None:
+        self._task, self._options, self._processes = task, options, processes
         self.prepared: CompiledStep | None = None
         self.batch_examples, self.ended = 1, 0.0
         self.measure_next, self.unmeasured = False, ""
         self.measured: StepStatistics | None = None
         self._pace = Pace(options.window)
         self._timing: tuple[Window, float, int] | None = None
-        self._means, self._since_last_logs = Means(), Means()
+        self._epoch, self._since_last_logs = epoch_values(task, "train_step"), Means()
         self._last: tuple[int, Window] | None = None
         self._broken: list[str] = []
         self._compilers: Mapping[str, str] = {}
@@ -64,7 +63,7 @@ class Training:
 
         Args:
             compiler: The compiler for new forms of batch.
-            compilers: The compilers that it used, by the text of the form.
+            compilers: The compilers that the run used, by the text of the form.
         """
         if self.prepared is None and compiler in COMPILERS:
             self._options = replace(self._options, compiler=compiler)
@@ -88,6 +87,11 @@ class Training:
     def forms(self) -> list[Any]:
         """Descriptions of the first batch form and of forms that created variables, in order."""
         return self.prepared.forms if self.prepared else []
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of the values of the step, which records contain."""
+        return self.prepared.names if self.prepared else []
 
     @property
     def initial(self) -> Mapping[str, Any]:
@@ -157,11 +161,6 @@ class Training:
         prepared.require_results()
         self.prepared = prepared
 
-    @property
-    def compiling(self) -> bool:
-        """Whether a window is being compiled now."""
-        return self.prepared is not None and self.prepared.compiling
-
     def costs(self) -> Costs:
         """Return the number of compiled programs and the seconds spent compiling."""
         if self.prepared is None:
@@ -227,7 +226,7 @@ class Training:
             examples = np.empty(window.count)
             examples.fill(window.examples)
             weights = {name: weights.get(name, examples) for name in values}
-        self._means.add(values, weights)
+        self._epoch.add(values, weights)
         self._since_last_logs.add(values, weights)
         self._last = progress.step, window
         return StepLogs(progress.step + 1, values, weights, window.examples, after)
@@ -253,10 +252,10 @@ class Training:
             None if the window has yet to run.
         """
         self.measure_next = False
-        if (processes := process_group().size) > 1:
+        if self._processes > 1:
             self.unmeasured = (
-                f"the layers were not measured: that is possible in one process, and {processes} "
-                "train together"
+                "the layers were not measured: that is possible in one process, and "
+                f"{self._processes} train together"
             )
             return None
         prepared.compile(window)
@@ -292,44 +291,48 @@ class Training:
 
     def metrics(self) -> dict[str, float]:
         """Return means and metric results since they were last reset."""
-        return joined(self._means.result(), self.metric_results(), "train_step")
+        return self._epoch.result(self._updated())
+
+    def _updated(self) -> Mapping[str, Any]:
+        """Return the metrics that the step updates, by name."""
+        prepared = self.prepared
+        return {n: prepared.state.metrics[n] for n in prepared.metrics} if prepared else {}
 
     def metric_results(self) -> dict[str, float]:
         """Return metric results since they were last reset, without the means."""
-        if self.prepared is None:
-            return {}
-        return metric_results(self.prepared.state, self.prepared.metrics)
+        return self._epoch.metric_results(self._updated())
 
     def reset_metrics(self) -> None:
         """Reset means and metrics."""
-        self._means = Means()
-        if self.prepared is not None:
-            for name in self.prepared.metrics:
-                self.prepared.state.metrics[name].reset_state()
+        self._epoch.reset(self._updated())
 
     def means_state(self) -> dict[str, Any]:
         """Return the state of the means, for checkpoints."""
         metrics = self.prepared.metrics if self.prepared else []
         return {
-            "epoch": self._means.state(),
-            "look": self._since_last_logs.state(),
+            **self._epoch.state(),
+            "since_last_logs": self._since_last_logs.state(),
             "metrics": list(metrics),
         }
 
     def restore_means(self, sums: Mapping[str, Any]) -> None:
         """Restore the state that `means_state` returned."""
-        self._means.restore(sums["epoch"])
-        self._since_last_logs.restore(sums["look"])
+        self._epoch.restore(sums)
+        self._since_last_logs.restore(sums["since_last_logs"])
         if self.prepared is not None:
             self.prepared.add_metrics(sums.get("metrics", ()))
+
+    def begin_logs(self) -> None:
+        """Begin new means: `means_since_last` then covers later steps only."""
+        self._since_last_logs = Means()
 
     def means_since_last(self) -> dict[str, float]:
         """Return the means since the last call; NaN for names without a value in these steps."""
         means, self._since_last_logs = self._since_last_logs.result(empty=math.nan), Means()
         return means
 
-    def batch_at(self, step: int) -> Any:
-        """Return the batch of a step (from 1) of the last window, as NumPy arrays.
+    def window_at(self, step: int) -> Window:
+        """Return a window with the batch of a step (from 1) of the last window.
 
         Raises:
             DataError: If the step is not in the last window.
@@ -338,7 +341,7 @@ class Training:
             raise DataError(
                 f"the batch of step {step} is not available: only those of the last window are kept"
             )
-        return self._last[1].batch(step - 1 - self._last[0])
+        return self._last[1].split(step - 1 - self._last[0])[1].split(1)[0]
 
 
 def stacked(batch: Any) -> Window:

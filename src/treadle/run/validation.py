@@ -1,7 +1,6 @@
 """The validation sets of a call that trains, and when they are evaluated."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ..core.identity import source_facts
@@ -25,38 +24,71 @@ class Validation:
         self._last: tuple[int, dict[str, float]] = (-1, {})
 
     @classmethod
-    def of(cls, validation: Any, every: str) -> "Validation | None":
+    def of(cls, validation: Any, every: str | When) -> "Validation | None":
         """Return the validation for the arguments of `fit`, or None without a validation set.
 
         Args:
             validation: A source, a dict of named sources, or None.
-            every: The interval, such as `"1 epoch"`.
+            every: The interval, such as `"1 epoch"`, or a trigger.
         """
         named = validation if isinstance(validation, dict) else {"": validation}
         sets = {str(name): as_source(part) for name, part in named.items() if part is not None}
-        return cls(When(Span.parse(every)), sets) if sets else None
+        when = every if isinstance(every, When) else When(Span.parse(every))
+        return cls(when, sets) if sets else None
 
     def facts(self) -> dict[str, Any]:
         """Return the facts about the sets that need no reading, and the schedule."""
         sets = {name or "validation": source_facts(part) for name, part in self._sets.items()}
-        return {"validation": sets, "validate_every": asdict(self.when.span)}
+        return {"validation": sets, "validate_every": self.when.facts()}
 
     def due(self, before: Progress, after: Progress, epoch_ended: bool = False) -> bool:
         """Return whether a validation became due between two progress values."""
         return self.when.due(before, after, epoch_ended)
 
-    def run(self, evaluate: Callable[[Any], dict[str, float]], at: Progress) -> dict[str, float]:
+    @property
+    def sources(self) -> Collection[Source]:
+        """The validation sets."""
+        return self._sets.values()
+
+    def run(
+        self,
+        evaluate: Callable[[Any], dict[str, float]],
+        at: Progress,
+        trained: Collection[str],
+    ) -> dict[str, float]:
         """Evaluate every set, and return results named `val_loss` or `val_<set>_loss`.
+
+        Args:
+            evaluate: A function that evaluates a source.
+            at: The current progress.
+            trained: The names of the values of the train step.
+
+        Raises:
+            StepError: Results of two sets have the same name.
+        """
+        results = self.named(evaluate, trained)
+        self._last = at.step, results
+        return results
+
+    def named(
+        self, results_of: Callable[[Any], Mapping[str, float]], trained: Collection[str]
+    ) -> dict[str, float]:
+        """Return the results of every set by the names under which they are recorded.
+
+        A value that `eval_step` names `val_loss` keeps this name, unless the train step has it too.
 
         Raises:
             StepError: Results of two sets have the same name.
         """
         results: dict[str, float] = {}
         for name, source in self._sets.items():
-            prefix = f"val_{name}_" if name else "val_"
-            found = {f"{prefix}{key}": value for key, value in evaluate(source).items()}
-            results = merged(results, found, "another validation set", f"the set {name!r}")
-        self._last = at.step, results
+            prefix, found = f"val_{name}_" if name else "val_", results_of(source)
+            short = {key: key.removeprefix("val_") for key in found}
+            new = {
+                prefix + (key if short[key] in found or key in trained else short[key]): value
+                for key, value in found.items()
+            }
+            results = merged(results, new, "another validation set", f"the set {name!r}")
         return results
 
     @property

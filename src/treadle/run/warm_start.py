@@ -58,14 +58,8 @@ def warm_start(
         ['model/layers/0/kernel', 'model/layers/0/bias']
     """
     state = State.discover(task)
-    unbuilt = [state.layer_paths[id(layer)] for layer in state.layers if not layer.built]
-    if unbuilt:
-        raise ConfigurationError(
-            f"{unbuilt[0]} is not built, so it has no weights yet: give the model an Input, call "
-            "it on a batch, or call loop.prepare(source) before treadle.warm_start"
-        )
-    weights = _weights(state)
-    wanted = _chosen(weights, only)
+    _require_built(state)
+    wanted = _chosen(_weights(state), only)
     if recovered := recorded_run(Path(directory))[1]:
         warnings.warn(f"{recovered}, whose weights are used", TreadleWarning, stacklevel=2)
     values = _renamed(learned(Path(directory))[0], dict(rename or {}))
@@ -77,6 +71,15 @@ def warm_start(
         )
     state.assign({path: values[path] for path in wanted}, wanted)
     return wanted
+
+
+def _require_built(state: State) -> None:
+    unbuilt = [state.layer_paths[id(layer)] for layer in state.layers if not layer.built]
+    if unbuilt:
+        raise ConfigurationError(
+            f"{unbuilt[0]} is not built, so it has no weights yet: give the model an Input, call "
+            "it on a batch, or call loop.prepare(source) before treadle.warm_start"
+        )
 
 
 def _weights(state: State) -> list[str]:

@@ -173,5 +173,5 @@ def _zeros(shape: tuple[int, ...], dtype: str, name: str, layout: Any = None) ->
         trainable=False,
         autocast=False,
         name=name,
-        layout=layout,
+        **({} if layout is None else {"layout": layout}),  # which Keras has since 3.10
     )

@@ -77,16 +77,21 @@ class Averages:
 def _averaging(state: State) -> Iterator[tuple[str, Any, Any]]:
     """Yield the path, the optimizer and the outer optimizer of all built ones that average.
 
-    The outer optimizer is the `keras.optimizers.MultiOptimizer` that contains the optimizer, or
-    the optimizer itself.
+    The outer optimizer is the `keras.optimizers.MultiOptimizer` or the `LossScaleOptimizer` that
+    contains the optimizer, or the optimizer itself.
     """
     for path, outer in state.optimizers.items():
-        parts = getattr(outer, "_inner_optimizers", None)
-        named = {f"{path}/inner_optimizers/{i}": part for i, part in enumerate(parts or ())}
+        parts = [x for value in vars(outer).values() if isinstance(value, list) for x in value]
+        parts = [x for x in parts if isinstance(x, keras.optimizers.Optimizer)]
+        named = {f"{path}/inner_optimizers/{i}": part for i, part in enumerate(parts)}
+        if (scaled := getattr(outer, "inner_optimizer", None)) is not None:
+            named = {f"{path}/inner_optimizer": scaled}
         for name, part in (named or {path: outer}).items():
             if part.use_ema and part.built:
                 yield name, part, outer
 
 
 def _updates(optimizer: Any) -> int:
-    return int(active().read(optimizer._iterations))
+    count = optimizer.iterations  # not a variable if the optimizer accumulates gradients
+    is_variable = isinstance(count, keras.Variable)
+    return int(active().read(count) if is_variable else keras.ops.convert_to_numpy(count))

@@ -15,13 +15,15 @@ from ..backends.base import active
 from ..backends.ranges import raise_used, watched
 from ..backends.step_context import Build, Effects, Ranges, StepContext
 from ..backends.types import Variable
-from ..core.attributes import attributes_of
+from ..core.keras_internals import multi_optimizers
+from ..core.user_code import attributes_of
 from ..errors import ConfigurationError, StateError, StepError
 from .derived import deriving, exclude
 from .discovery import refuse_scaling
 from .keras_control_flow import carrying
 from .optimizers import build_optimizers
 from .state import State
+from .task import adapter
 
 MAX_BUILD_RUNS = 8
 Held = Mapping[tuple[int, str], tuple[Any, list[Any]]]  # see `State.held_arrays`
@@ -81,7 +83,8 @@ def build(
         after = State.discover(task)
         if check:
             _check_optimizers(after, found, name)
-        _refuse_scaling(after, found)
+        if not adapter(task).scales_losses:
+            _refuse_scaling(after, found)
         applied = [(optimizer, variables) for optimizer, variables, _ in found.applied]
         if build_optimizers(task, applied, name) or _differ(state, after):
             continue
@@ -153,9 +156,16 @@ def _differ(before: State, after: State) -> bool:
 
 def _has_unbuilt(state: State, name: str) -> bool:
     """Return whether a training step has left an object of Keras without its variables."""
-    metrics = [getattr(x, "built", getattr(x, "_built", True)) for x in state.metrics.values()]
-    built = [x.built for x in (*state.layers, *state.all_optimizers.values())]
+    metrics = map(_is_built, state.metrics.values())
+    built = (x.built for x in (*state.layers, *state.all_optimizers.values()))
     return name == "train_step" and not all([*metrics, *built])
+
+
+def _is_built(metric: Any) -> bool:
+    """Return whether a metric has its variables, which some create when they are first updated."""
+    late = (keras.metrics.AUC, keras.metrics.FBetaScore, keras.metrics.R2Score)
+    # R2Score creates one of them at once.
+    return bool(getattr(metric, "built", not isinstance(metric, late) or len(metric.variables) > 1))
 
 
 def _exclude_replaced(before: Held, after: Held, unbuilt: set[int]) -> bool:
@@ -300,7 +310,7 @@ def _recorded_apply(found: Build) -> Generator[None]:
 
 def _treats_all_alike(optimizer: Any) -> bool:
     """Return whether an optimizer is one of Keras that treats all variables alike."""
-    several = isinstance(optimizer, keras.optimizers.MultiOptimizer)
+    several = isinstance(optimizer, multi_optimizers())
     return type(optimizer).__module__.startswith("keras.") and not several
 
 

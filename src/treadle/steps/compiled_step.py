@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 from weakref import ref
 
 from ..backends.base import Outputs, active, repeats_exactly
-from ..backends.plans import Plan
+from ..backends.plans import Execution, Plan
 from ..backends.ranges import raise_stored
 from ..backends.step_context import Effects
 from ..backends.window import Following, Rows, Window, form_of
@@ -20,9 +21,11 @@ from .helpers import raise_violations
 from .layer_statistics import MeasuredOutputs, StepStatistics
 from .planning import places, summary
 from .programs import FormProgram, ProgramBuilder
+from .python_values import undone
 from .results import check_same_names, joined, step_outputs
 from .snapshot import Snapshot
 from .spec import StepSpec, build_step
+from .task import adapter
 
 
 class CompiledStep:
@@ -68,6 +71,9 @@ class CompiledStep:
         compilers: Mapping[str, str] | None = None,
     ) -> None:
         self._task, self._step, self._options, self._name = task, step, options, name
+        # A task that asks for steps in Python may change Python values in them.
+        asks_for_python = adapter(task).default_options().execution == "eager"
+        self._changes_python = asks_for_python and options.execution == "eager"
         self.effects = Effects(name)
         self._builder = ProgramBuilder(self._function, options, name, self.effects)
         self._builder.recorded = dict(compilers or {})
@@ -113,16 +119,17 @@ class CompiledStep:
         made = self._programs.get(form)
         if made is not None and made.spec.is_current():
             return
-        spec = build_step(
-            self._task,
-            self._step,
-            batch,
-            self._name,
-            preflight=self._options.preflight,
-            earlier=self.state if self._programs else None,
-            late=self._late,
-            effects=self.effects,
-        )
+        with undone(self._task) if self._changes_python else nullcontext():
+            spec = build_step(
+                self._task,
+                self._step,
+                batch,
+                self._name,
+                preflight=self._options.preflight,
+                earlier=self.state if self._programs else None,
+                late=self._late,
+                effects=self.effects,
+            )
         if self._programs:
             check_same_names(self.returns, spec.returns, self._name)
         else:
@@ -174,6 +181,12 @@ class CompiledStep:
         return values, weights
 
     @property
+    def names(self) -> list[str]:
+        """The names of the values that the step returns, and of the metrics that it updates."""
+        own = adapter(self._task).metrics_of_epoch() is not None  # the step returns their results
+        return [*self.returns] if own else [*self.returns, *self.metrics]
+
+    @property
     def programs(self) -> int:
         """The number of programs compiled so far."""
         return self._dropped + sum(made.executor.programs for made in self._programs.values())
@@ -198,18 +211,15 @@ class CompiledStep:
         made = self._programs.get(window.form)
         return made is not None and made.executor.whole
 
-    def plan_text(self) -> str:
-        """Describe in one line how the step is executed and where the data is stored."""
+    def execution(self, shards: int) -> Execution | None:
+        """Return how the step is executed and where the data is stored; None before the first run.
+
+        Args:
+            shards: Among how many processes the reading of the data is divided.
+        """
         if self.plan is None:
-            return ""
-        text, count = str(self.plan), device_count()
-        if self.plan.compiler and count == 1:
-            text += f", data {'on the device' if self._on_device else 'streamed'}"
-        elif self.plan.compiler:
-            text += f", data {'on each of' if self._on_device else 'streamed to'} {count} devices"
-        elif count > 1:
-            text += f", on {count} devices"
-        return text if repeats_exactly() else f"{text}, repeats up to the order of sums"
+            return None
+        return Execution(self.plan, self._on_device, device_count(), shards, repeats_exactly())
 
     def placed(self, window: Window) -> Window:
         """Return a window with its data where it runs fastest.
@@ -372,11 +382,12 @@ class CompiledStep:
                 f"{self._name} returned nothing, and no metric of the task changed: return a dict "
                 "of scalars such as {'loss': loss}, or update a metric that the task holds"
             )
-        joined(dict.fromkeys(self.returns, 0.0), dict.fromkeys(self.metrics, 0.0), self._name)
+        if adapter(self._task).metrics_of_epoch() is None:  # else the step returns their results
+            joined(dict.fromkeys(self.returns, 0.0), dict.fromkeys(self.metrics, 0.0), self._name)
 
     def changed_constants(self) -> Changed:
         """Return which Python values of the task changed since the step was built, and how."""
-        if self._snapshot.is_current():
+        if self._changes_python or self._snapshot.is_current():
             return {}
         changed = self._latest.changed_constants()
         if not changed:  # other objects with equal values
@@ -393,6 +404,6 @@ class CompiledStep:
         """
         if self._changes_derived:
             assigned(self.state.variables[path] for path in self.written)
-        if not self._settled:
+        if not self._settled and not self._changes_python:
             self._settled = True
             refuse_moving(self._latest.changed_constants(), self._name)

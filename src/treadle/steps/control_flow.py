@@ -15,6 +15,7 @@ from ..backends.step_context import context, unrecorded
 from ..backends.types import Tensor, Weighted
 from ..core import structures
 from ..errors import StepError
+from .probes import BRANCH, Probe, reported
 
 
 def remat(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -124,6 +125,12 @@ def branched(
         return every_branch(branches, 0 if known(bool, predicate) is not False else 1, what)
     if isinstance(predicate, bool):
         return branches[0 if predicate else 1]()
+    probe = context().recorder
+    if isinstance(probe, Probe):
+        probe.report(BRANCH, name, {"outputs": None})
+        taken = known(bool, predicate) if probe.enters and probe.in_place else None
+        if taken is not None:  # as Python, so that the probe sees what it calls
+            return branches[0 if taken else 1]()
     results = Results(what)
     with unrecorded():
         predicate = ops.convert_to_tensor(predicate)
@@ -140,6 +147,7 @@ def mapped_rows(function: Callable[[Any], Any], inputs: Any, name: str) -> Any:
     if context().build is not None or count == 0:
         rows = structures.pack(outline, map(first_row, tensors))
         return stacked(function(rows) if count else tried(lambda: function(rows))[0], count)
+    reported(BRANCH, name, None)
     results = Results(f"the function of {name}")
 
     def one(carry: list[Tensor], leaves: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:

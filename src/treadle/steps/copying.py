@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 from ..backends.base import active
+from ..core.keras_lists import layers_in
 from ..core.options import without_tensorflow
 from ..errors import StepError
 from .constants import is_array, tuple_like
@@ -126,16 +127,14 @@ class _Copier:
         value = variable._value
         copy = keras.Variable(
             keras.ops.copy(active().keep(variable)),
-            dtype=variable._dtype,
+            dtype=keras.backend.standardize_dtype(value.dtype),
             trainable=variable.trainable,
-            autocast=variable._autocast,
             aggregation=variable.aggregation,
             name=variable.name,
         )
         self._copies[id(value)] = value, copy._value
-        # Its path, its constraint and what a layer has set.
+        # Its path, its constraint, whether it is cast, and what a layer has set.
         kept = {name: part for name, part in vars(variable).items() if part is not value}
-        kept.pop("_initializer", None)
         self._unfilled.append(lambda: self._fill_attributes(copy, kept))
         return copy
 
@@ -207,8 +206,9 @@ class _Copier:
 
     def _fill_attributes(self, copy: Any, attributes: Mapping[str, Any]) -> None:
         for name, value in attributes.items():
-            if name == "_modules":  # PyTorch's list of parameters is made again when it is needed
-                value = {k: part for k, part in value.items() if k != "_torch_params"}
+            if isinstance(value, dict) and "_torch_params" in value:
+                # PyTorch's list of parameters is made again when it is needed.
+                value = {k: part for k, part in value.items() if k != "_torch_params"}  # type: ignore[reportUnknownVariableType]
             vars(copy)[name] = self._of(value)
 
     def _replace_ids(self, original: Any, copy: Any) -> None:
@@ -220,16 +220,23 @@ class _Copier:
                 name: {id(self._copies[i][1]) if i in self._copies else i for i in ids}
                 for name, ids in original.stored_ids.items()
             }
-        nodes: Any = getattr(original, "_nodes", None)
-        if isinstance(original, keras.Operation) and isinstance(nodes, set):
-            parts = [node.split("_", 1) for node in nodes]
-            vars(copy)["_nodes"] = {f"{id(self._copies[int(i)][1])}_{rest}" for i, rest in parts}
+        if isinstance(original, keras.Function):  # names of nodes begin with the id of a layer
+            sets = {k: set(x) for k, x in vars(original).items() if isinstance(x, set)}  # type: ignore[reportUnknownVariableType]
+            names: dict[str, set[str]] = {
+                k: x for k, x in sets.items() if all(isinstance(part, str) for part in x)
+            }
+            vars(copy).update({k: set(map(self._with_new_id, x)) for k, x in names.items()})
+
+    def _with_new_id(self, name: str) -> str:
+        known, _, rest = name.partition("_")
+        found = self._copies.get(int(known)) if known.isdecimal() else None
+        return name if found is None else f"{id(found[1])}_{rest}"
 
 
 def _left_out(model: Any) -> set[int]:
     """Return the ids of what `compile` and `fit` have added, which TensorFlow tracks too."""
     found: list[Any] = []
-    for layer in model._flatten_layers():
+    for layer in layers_in(model):
         held = vars(layer)
         tracked = held.get("_self_unconditional_checkpoint_dependencies", ())
         found += [part.ref for part in tracked if part.name in _LEFT_OUT]

@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 from weakref import ref
 
+import keras
 from keras import ops
 
 from ..backends.scope import DirectScope
 from ..backends.types import Variable
+from ..core.keras_lists import layers_in
 from ..errors import StepError
 
 _ABSENT: Final = object()
@@ -83,7 +85,7 @@ def assigned(variables: Iterable[Variable]) -> None:
 
 def assigned_in(model: Any) -> None:
     """Compute the derived state of a model or a list of variables, and what depends on these."""
-    for layer in model._flatten_layers() if hasattr(model, "_flatten_layers") else ():
+    for layer in layers_in(model) if isinstance(model, keras.Layer) else ():
         is_derived(layer)
     assigned(model.variables if hasattr(model, "variables") else model)
 

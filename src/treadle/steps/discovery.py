@@ -13,26 +13,18 @@ import keras
 
 from ..backends.base import active
 from ..backends.types import Variable
-from ..core.attributes import attributes_of
 from ..core.identity import MadeWith
-from ..core.keras_internals import seed_generator
+from ..core.keras_internals import global_seed_generator
+from ..core.keras_lists import BOOKKEEPING, listed, own_variables
 from ..core.logs import LOSS_SCALE
-from ..core.user_code import is_library, namespace_of_class
+from ..core.user_code import attributes_of, is_library, namespace_of_class
 from ..errors import StateError
 from .constants import Constant, is_array, part_of, set_attribute, set_part
 from .derived import excluded, is_derived
 from .loss_scale import LossScale
 from .own_values import Searched, own_values
+from .task import adapter
 
-# Keras' internal bookkeeping: what it lists is found under the attribute that the user wrote.
-BOOKKEEPING = frozenset(
-    """
-    _layers _metrics _trainable_variables _non_trainable_variables _seed_generators _functional
-    _operations _operations_by_depth _operations_by_name _nodes _nodes_by_depth _tracker
-    _inbound_nodes _outbound_nodes _trainable_weights _variables _loss_tracker _compile_metrics
-    _compile_loss _losses
-    """.split()  # noqa: SIM905 - a list of strings would take a page
-)
 _NO_ARRAYS = BOOKKEEPING | {"_parameters", "_buffers"}  # of a PyTorch module
 PLAIN = (bool, int, float, str, NoneType)
 # What most attributes of layers are: no state is in one of these types, or in an empty container.
@@ -65,6 +57,7 @@ _STATE = (
     keras.optimizers.Optimizer,
     keras.random.SeedGenerator,
 )
+_PARTS = (keras.Layer, keras.metrics.Metric, keras.random.SeedGenerator)
 MOST_SEARCHED = 10_000  # objects that one of a user's class may hold; this runs once per epoch
 
 
@@ -109,12 +102,13 @@ class Discovery:
         """
         found = cls()
         found._walk_task(task)
-        if any(layer.compute_dtype == "float16" for layer in found.layers):
+        narrow = any(layer.compute_dtype == "float16" for layer in found.layers)
+        if narrow and not adapter(task).scales_losses:
             found.loss_scale = LossScale.of(task)
             found._walk(found.loss_scale, LOSS_SCALE, _attribute(task, LOSS_SCALE, None))
         found._complete()
         # `keras.random` functions use this generator if no seed is given.
-        generator = seed_generator.global_seed_generator()
+        generator = global_seed_generator()
         found._add("random/keras", generator.state)
         found.seeds.append(generator.state)
         return found
@@ -132,6 +126,8 @@ class Discovery:
         if is_derived(task):
             self.derived[""] = task
         self._walk_attributes(task, "", None)
+        for name, part in adapter(task).unreached_parts().items():
+            self._walk(part, name)
         functions = [value for c in self.constants.values() if _is_function(value := c.read())]
         kinds = frozenset(type(layer) for layer in self.layers)
         self.constants |= _own_values(task, functions, kinds)
@@ -306,21 +302,20 @@ class Discovery:
         self.layer_paths[id(layer)] = path
         self._add_plain(path, layer, ("trainable", *vars(layer)))
         attributes = _attributes(layer)
-        listed = [*layer._trainable_variables, *layer._non_trainable_variables]
+        variables = own_variables(layer)
         names = {id(value): name for name, value in attributes.items()}
-        for variable in listed:
+        for variable in variables:
             if id(variable) in names:
                 self._add(f"{path}/{names[id(variable)]}", variable)
-        if isinstance(layer, keras.Sequential) or hasattr(layer, "_operations"):
+        if isinstance(layer, (keras.Sequential, keras.Function)):
             for i, part in enumerate(layer.layers):
                 self._walk(part, f"{path}/layers/{i}")
         for name, value in attributes.items():
             if not _is_stateless(value):  # skips most attributes: this runs once per epoch
                 self._walk(value, f"{path}/{name}")
-        for kind in ("_layers", "_metrics", "_seed_generators"):  # those without an attribute
-            for i, part in enumerate(getattr(layer, kind)):
-                self._walk(part, f"{path}/{kind.strip('_')}/{i}")
-        for i, variable in enumerate(listed):  # unnamed variables have Keras' automatic names
+        for kind, i, part in listed(layer, _PARTS):  # those without an attribute
+            self._walk(part, f"{path}/{kind.strip('_')}/{i}")
+        for i, variable in enumerate(variables):  # unnamed variables have Keras' automatic names
             if id(variable) not in self.paths:
                 automatic = re.fullmatch(r"variable(_\d+)?", variable.name)
                 self._add(f"{path}/{f'variables/{i}' if automatic else variable.name}", variable)
@@ -375,6 +370,10 @@ class Discovery:
             slot = f"{path}/{name.lstrip('_')}"
             if isinstance(value, keras.Variable):
                 self._add(slot, value)
+            elif value is not None and value is getattr(optimizer, "inner_optimizer", None):
+                # Before `variables` below, which a `LossScaleOptimizer` has of its inner one.
+                self._walk(value, slot)
+                self._add_optimizer(slot, value)
             elif isinstance(value, list) and name not in ("_variables", "_trainable_variables"):
                 for i, part in enumerate(value):
                     if isinstance(part, keras.Variable):
@@ -483,12 +482,16 @@ def _set_learning_rate(optimizer: Any, rate: Any) -> None:
     if not isinstance(rate, keras.Variable):
         optimizer.learning_rate = rate
     elif optimizer._learning_rate is not rate:
-        tracker = optimizer._tracker
-        locked, tracker.locked = tracker.locked, False
-        optimizer._learning_rate = rate
+        attributes = vars(optimizer)
+        attributes["_learning_rate"] = rate
         if not any(v is rate for v in optimizer.variables):
-            optimizer._track_variable(rate)
-        tracker.locked = locked
+            # In the list itself: a built optimizer accepts no new variables.
+            first = optimizer.variables[0]
+            next(parts for parts in attributes.values() if _begins_with(parts, first)).append(rate)
+
+
+def _begins_with(parts: Any, variable: Variable) -> bool:
+    return isinstance(parts, list) and bool(parts) and parts[0] is variable
 
 
 def refuse_scaling(path: str, optimizer: Any) -> None:
@@ -513,8 +516,8 @@ def _attributes(layer: Any) -> dict[str, Any]:
         for name, value in vars(layer).items()
         if name not in BOOKKEEPING and not name.startswith("_self_")  # TensorFlow's tracking
     }
-    # On PyTorch, layers that are attributes are in `_modules`, together with PyTorch's bookkeeping.
-    modules = attributes.pop("_modules", {})
+    # On PyTorch, layers are modules, and those that are attributes are not in `vars`.
+    modules = dict(layer.named_children()) if hasattr(layer, "named_children") else {}
     layers = {
         name: value
         for name, value in {**modules, **attributes}.items()

@@ -15,6 +15,7 @@ from ..core import structures
 from ..errors import GradientError, StepError
 from .control_flow import inside
 from .loss_scale import scaled, unscaled
+from .probes import GRADIENTS, INPUT_GRADIENTS, SLOPES, Probe, reported
 
 Variables = Any  # a list of variables, or a model, layer or metric that has some
 Named = Mapping[str, Sequence[Variable]]  # the variables of each loss
@@ -60,11 +61,8 @@ def gradients(
         raise GradientError(f"unreached must be 'error' or 'zeros', not {unreached!r}")
     objective = inside(objective)
     several = isinstance(variables, Mapping)
-    named: dict[str, list[Variable]] = (
-        {str(name): listed(part) for name, part in variables.items()}
-        if several
-        else {ONLY: listed(variables)}
-    )
+    parts: Mapping[str, Variables] = variables if several else {ONLY: variables}
+    named = {str(name): listed(part) for name, part in parts.items()}
     union = list({id(v): v for part in named.values() for v in part}.values())
     index = {id(variable): i for i, variable in enumerate(union)}
     step = context()
@@ -74,20 +72,56 @@ def gradients(
     _check_variables(named, union)
     groups = {name: [index[id(v)] for v in part] for name, part in named.items()}
     names = list(named) if several else None
-    result, found = _differentiate(lambda _: objective(), names, union, (), groups)
-    grads = {
-        name: [
-            _reached(gradient, variable, name, unreached)
-            for gradient, variable in zip(found[name], part, strict=True)
-        ]
-        for name, part in named.items()
-    }
-    if step.recorder is not None:
-        losses = _losses(result, names)
-        for name, part in named.items():
-            paths = [step.path_of(v) for v in part]
-            step.recorder.gradients(paths, grads[name], unweighted(losses[name]))
+    probe = step.recorder
+    if isinstance(probe, Probe) and step.depth == 0:
+        result, found = _tapped(probe, objective, names, union, groups)
+    else:
+        result, found = _differentiate(lambda _: objective(), names, union, (), groups)
+    grads = {name: _reached(found[name], part, name, unreached) for name, part in named.items()}
+    if isinstance(probe, Probe):
+        _show(probe, named, _losses(result, names), grads)
     return result, grads if several else grads[ONLY]
+
+
+def _show(
+    probe: Probe,
+    named: Named,
+    losses: Mapping[str, Any],
+    grads: dict[str, list[Tensor]],
+) -> None:
+    """Report losses and their gradients to a probe, which may replace the gradients."""
+    path_of = context().path_of
+    for name, part in named.items():
+        values = {"loss": unweighted(losses[name]), "outputs": grads[name]}
+        facts = {"paths": [path_of(v) for v in part], "objective": probe.latest}
+        grads[name] = probe.report(GRADIENTS, name, values, **facts)
+
+
+def _tapped(
+    probe: Probe,
+    objective: Callable[[], Any],
+    names: list[str] | None,
+    union: Sequence[Variable],
+    groups: Mapping[str, Sequence[int]],
+) -> tuple[Any, dict[str, list[Tensor | None]]]:
+    """Differentiate; also with respect to the outputs of layers whose slopes a probe wants."""
+    taps, count = probe.taps(), len(union)
+    further = range(count, count + len(taps))
+
+    def function(leaves: Sequence[Tensor]) -> Any:
+        with probe.tapping([(*tap[:2], x) for tap, x in zip(taps, leaves, strict=True)]):
+            return objective()
+
+    every = {name: [*group, *further] for name, group in groups.items()}
+    inputs = [zeros for _, _, zeros in taps]
+    result, found = _differentiate(function, names, union, inputs, every)
+    if taps:
+        labels = [tap[:2] for tap in taps]
+        for name, group in groups.items():
+            slopes = found[name][len(group) :]
+            facts = {"taps": labels, "objective": probe.latest}
+            probe.report(SLOPES, name, {"outputs": slopes}, **facts)
+    return result, {name: found[name][: len(group)] for name, group in groups.items()}
 
 
 def input_gradients(function: Callable[..., Any], *inputs: Tensor) -> tuple[Any, list[Tensor]]:
@@ -143,7 +177,8 @@ def input_gradients(function: Callable[..., Any], *inputs: Tensor) -> tuple[Any,
         if gradient is None:
             raise GradientError(f"the function's result does not depend on input {i}")
         grads.append(ops.cast(gradient, _dtype_of_gradient(x)))
-    return result, grads
+    value = result[0] if isinstance(result, tuple) else result
+    return result, reported(INPUT_GRADIENTS, "", grads, inputs=tensors, value=value)
 
 
 def minimize(objective: Callable[[], Any], of: Any, optimizer: Any) -> Any:
@@ -400,17 +435,23 @@ def _dtype_of_gradient(tensor: Tensor) -> str:
     return "float32" if dtype == "float16" else dtype
 
 
-def _reached(gradient: Tensor | None, variable: Variable, name: str, unreached: str) -> Tensor:
-    if gradient is not None:
-        return gradient
-    if unreached == "zeros":
-        return ops.zeros(variable.shape, variable.dtype)
-    path = context().path_of(variable)
-    loss = f"the loss {name!r}" if name else "the loss"
-    raise GradientError(
-        f"no gradient for {path}: {loss} does not depend on it. Leave it out of the variables, or "
-        "pass unreached='zeros' for a gradient of zeros"
-    )
+def _reached(
+    gradients: Sequence[Tensor | None], variables: Sequence[Variable], name: str, unreached: str
+) -> list[Tensor]:
+    """Return the gradients of a loss, with zeros for variables that it does not depend on."""
+    reached: list[Tensor] = []
+    for gradient, variable in zip(gradients, variables, strict=True):
+        if gradient is None and unreached == "error":
+            path = context().path_of(variable)
+            loss = f"the loss {name!r}" if name else "the loss"
+            raise GradientError(
+                f"no gradient for {path}: {loss} does not depend on it. Leave it out of the "
+                "variables, or pass unreached='zeros' for a gradient of zeros"
+            )
+        if gradient is None:
+            gradient = ops.zeros(variable.shape, variable.dtype)
+        reached.append(gradient)
+    return reached
 
 
 def _no_gradients(variables: Sequence[Variable]) -> list[Tensor]:

@@ -176,7 +176,7 @@ def blend(target: Any, source: Any, amount: float | Tensor) -> None:
             new = ops.copy(new)  # on JAX, `fit` and `predict` donate the arrays of variables
         slow.assign(new)
     # A step computes derived state itself.
-    if not (is_running() or keras_internals.in_stateless_scope()):
+    if not (is_running() or keras_internals.stateless_scope() is not None):
         assigned_in(target)
 
 

@@ -22,7 +22,7 @@ from ..backends.scope import Scope, tried
 from ..backends.step_context import context, unrecorded
 from ..backends.types import Tensor
 from ..core import structures
-from ..core.keras_internals import core, in_symbolic_scope
+from ..core.keras_internals import INTERNALS, core, exports, in_symbolic_scope
 from ..errors import StepError
 from .control_flow import (
     Results,
@@ -245,9 +245,14 @@ def _enter() -> None:
     with _lock:
         _steps += 1
         if _steps == 1:
+            unordered = INTERNALS["unordered"]
+            known = unordered.members if unordered.get() else ()
             for name, function in _REPLACEMENTS.items():
+                if name in unordered.members and name not in known:
+                    continue
                 _originals[name] = getattr(core, name)
                 setattr(core, name, _chosen(_originals[name], function))
+            exports.cond = core.cond
 
 
 def _exit() -> None:
@@ -257,6 +262,7 @@ def _exit() -> None:
         if _steps == 0:
             for name, original in _originals.items():
                 setattr(core, name, original)
+            exports.cond = core.cond
 
 
 def _chosen(original: Call, replacement: Call) -> Call:

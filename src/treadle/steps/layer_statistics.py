@@ -7,8 +7,7 @@ rounding of the weights. A step that runs as Python is measured while it runs: t
 is a call of its own, whose result does not depend on others.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,11 +16,10 @@ import numpy as np
 from keras import ops
 
 from ..backends.base import Outputs
-from ..backends.records import Records, recording_layers
-from ..backends.step_context import context
 from ..backends.types import Tensor, Variable
 from ..core.float64 import wide
 from ..core.logs import UNDONE, Array
+from .probes import APPLY, GRADIENTS, LAYER, Call, Probe, probing
 from .skipping import Step
 from .state import State
 
@@ -31,7 +29,8 @@ RECTIFIERS: Final = {
     *("sparse_plus", "squareplus", "soft_shrink", "hard_shrink", "threshold"),
 }
 PREFIX: Final = "layers/"
-GRADIENT, APPLIED, UNITS = "gradient", "applied", "units"
+GRADIENT, UNITS = "gradient", "units"
+KINDS: Final = frozenset((LAYER, GRADIENTS, APPLY))
 WEIGHT, UPDATE = "weight", "update"
 
 
@@ -102,9 +101,9 @@ class MeasuredStep:
 
     def __call__(self, batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Run the step, and return its values and the statistics."""
-        recorder = _LayerRecorder(self._state.layer_paths)
+        recorder = _LayerRecorder()
         before = [ops.copy(ops.convert_to_tensor(v)) for v in self._trained.values()]
-        with _recorded(recorder, self._state.optimizers):
+        with probing(recorder, self._state, KINDS):
             values, weights = self._step(batch)
         after = [ops.convert_to_tensor(v) for v in self._trained.values()]
         gradients, units = recorder.found()
@@ -235,45 +234,25 @@ class MeasuredOutputs:
         return values, weights, broken
 
 
-class _LayerRecorder(Records):
-    """Records the norms of gradients, and which units of layers were not 0.
+class _LayerRecorder(Probe):
+    """Records the norms of gradients, and which units of layers were not 0."""
 
-    Args:
-        paths: The paths of the layers, by id.
-    """
-
-    def __init__(self, paths: Mapping[int, str]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._paths = paths
         self._called: list[str] = []
 
-    def gradients(self, paths: Sequence[str], gradients: Sequence[Tensor], loss: Tensor) -> None:
-        """Record the gradients that `treadle.gradients` returns."""
-        self._add(GRADIENT, paths, gradients)
-
-    def applied(self, paths: Sequence[str], gradients: Sequence[Tensor]) -> None:
-        """Record the gradients that an optimizer applies."""
-        self._add(APPLIED, paths, gradients)
-
-    def _add(self, kind: str, paths: Sequence[str], gradients: Sequence[Tensor]) -> None:
-        if self.in_place:
-            pairs = zip(paths, gradients, strict=False)
-            self.met += [(kind, path, _norm(g)) for path, g in pairs if g is not None]
-
-    def output(self, layer: Any, outputs: Any) -> None:
-        """Record which units of a layer's output are not 0, and the order of the calls."""
-        path = self._paths.get(id(layer))
-        if path is None or not self.in_place:
-            return
-        self._called.append(path)
-        if not (_rectifies(layer) and layer.trainable and ops.is_tensor(outputs)):
-            return
-        if len(outputs.shape) < 2:
-            return
-        first = getattr(layer, "data_format", None) == "channels_first" and len(outputs.shape) > 2
-        unit = 1 if first else len(outputs.shape) - 1
-        others = [axis for axis in range(len(outputs.shape)) if axis != unit]
-        self.met.append((UNITS, path, ops.any(ops.not_equal(outputs, 0), axis=others)))
+    def see(self, call: Call, values: dict[str, Any]) -> Any:
+        """Record the norms of gradients, and calls of layers and which of their units are not 0."""
+        outputs = values["outputs"]
+        if call.kind == LAYER:
+            self._called.append(call.path)
+            units = units_of(call.of, outputs)
+            if units is not None:
+                self.met.append((UNITS, call.path, units))
+        elif call.kind in (GRADIENTS, APPLY):
+            pairs = zip(call.facts["paths"], outputs, strict=False)
+            self.met += [(call.kind, path, _norm(g)) for path, g in pairs if g is not None]
+        return outputs
 
     def calls(self) -> list[str]:
         """Return the paths of the layers, in the order of their first calls."""
@@ -286,7 +265,7 @@ class _LayerRecorder(Records):
         count only for variables without others, since they may be clipped. A unit that several
         calls of its layer compute is active if it is in one of them.
         """
-        gradients: dict[str, dict[str, Tensor]] = {GRADIENT: {}, APPLIED: {}}
+        gradients: dict[str, dict[str, Tensor]] = {GRADIENTS: {}, APPLY: {}}
         units: dict[str, Tensor] = {}
         for kind, path, x in self.met:
             if kind != UNITS:
@@ -295,47 +274,19 @@ class _LayerRecorder(Records):
                 units[path] = ops.logical_or(units[path], x)
             else:
                 units.setdefault(path, x)
-        return gradients[APPLIED] | gradients[GRADIENT], units
+        return gradients[APPLY] | gradients[GRADIENTS], units
 
 
-@contextmanager
-def _recorded(recorder: _LayerRecorder, optimizers: Mapping[str, Any]) -> Generator[None]:
-    """Record what the running step does."""
-    step = context()
-    before, step.recorder = step.recorder, recorder
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(recording_layers())
-            for optimizer in optimizers.values():
-                stack.enter_context(_recording_updates(optimizer))
-            yield
-    finally:
-        step.recorder = before
-
-
-@contextmanager
-def _recording_updates(optimizer: Any) -> Generator[None]:
-    """Record the gradients that an optimizer applies.
-
-    An attribute of the object shadows the method of its class. Keras would track the attribute, so
-    it is set without Keras.
-    """
-    original = optimizer.apply
-
-    def apply(grads: Any, trainable_variables: Any = None) -> Any:
-        recorder, grads = context().recorder, list(grads)
-        if trainable_variables is not None:
-            trainable_variables = list(trainable_variables)
-        if isinstance(recorder, _LayerRecorder):
-            variables: Sequence[Variable] = trainable_variables or optimizer._trainable_variables
-            recorder.applied([context().path_of(v) for v in variables], grads)
-        return original(grads, trainable_variables)
-
-    object.__setattr__(optimizer, "apply", apply)
-    try:
-        yield
-    finally:
-        object.__delattr__(optimizer, "apply")
+def units_of(layer: Any, outputs: Any) -> Tensor | None:
+    """Return which units of a layer's outputs are not 0; None if its units are never exactly 0."""
+    if not (_rectifies(layer) and layer.trainable and ops.is_tensor(outputs)):
+        return None
+    if len(outputs.shape) < 2:
+        return None
+    first = getattr(layer, "data_format", None) == "channels_first" and len(outputs.shape) > 2
+    unit = 1 if first else len(outputs.shape) - 1
+    others = [axis for axis in range(len(outputs.shape)) if axis != unit]
+    return ops.any(ops.not_equal(outputs, 0), axis=others)
 
 
 def _is_trained(variable: Variable) -> bool:

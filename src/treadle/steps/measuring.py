@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
 
-from ..backends.base import Executor, active
+from ..backends.base import Executor, Outputs, active
 from ..backends.plans import XLA, Plan, RefusedError
 from ..backends.window import Window
-from ..core.processes import slowest
+from ..core.processes import process_group
 from .planning import candidates
 from .state import State
 
@@ -50,7 +50,7 @@ def fastest(
                 for executor, length, found in zip(executors, lengths, times, strict=True):
                     outputs = executor.run(first_batch.repeated(length), 0)
                     outputs.fetch()
-                    found.append(slowest(outputs.seconds, "measuring plans") / length)
+                    found.append(_slowest(outputs) / length)
                     state.put_back(kept)
     finally:  # restore the state after an error too
         state.put_back(kept)
@@ -68,8 +68,12 @@ def _length(executor: Executor, one: Window) -> int:
     executor.run(one, 0).fetch()
     outputs = executor.run(one, 0)
     outputs.fetch()
-    seconds = slowest(outputs.seconds, "measuring plans")
-    return max(1, min(LONGEST, int(ROUND_SECONDS / max(seconds, 1e-9))))
+    return max(1, min(LONGEST, int(ROUND_SECONDS / max(_slowest(outputs), 1e-9))))
+
+
+def _slowest(outputs: Outputs) -> float:
+    """Return how long a window took, of several processes in the slowest one."""
+    return process_group().slowest(outputs.seconds, "measuring plans")
 
 
 def _pin(plan: Plan, compilers: tuple[str, ...]) -> str:

@@ -9,6 +9,7 @@ import keras
 
 from ..backends.base import active
 from ..backends.types import Variable
+from ..core.keras_internals import multi_optimizers
 from ..errors import StateError
 from .state import State
 
@@ -174,7 +175,7 @@ def _extend(
     own = {id(v) for x in (optimizer, *parts) for v in x.variables}
     before = {p: backend.read(v) for p, v in state.variables.items() if id(v) in own}
     unnamed = any(p.startswith(f"{path}/variables/") for p in before)
-    several = isinstance(optimizer, keras.optimizers.MultiOptimizer)
+    several = isinstance(optimizer, multi_optimizers())
     if not path or unnamed or several or optimizer not in _built:
         paths = ", ".join(state.path_of(v) for v in new[:5])
         more = f" and {len(new) - 5} more" if len(new) > 5 else ""
@@ -183,6 +184,7 @@ def _extend(
             f"({type(optimizer).__name__}) to {paths}{more}, but it was built with {len(known)} "
             f"other variables before. Build it with all variables that it trains: call "
             f"{path or 'optimizer'}.build([…]) in the task's __init__"
+            + ("" if known else ", where the model is built, as by a keras.Input")
         )
     _unbuild(optimizer)
     _build(task, optimizer, [*known, *new])

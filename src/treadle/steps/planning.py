@@ -89,7 +89,9 @@ def choose(facts: Facts, options: Options, name: str = "train_step", some: bool 
     return Plan(compiler, True, largest, why)
 
 
-def as_recorded(options: Options, before: Mapping[str, Any], plan: str) -> Options:
+def as_recorded(
+    options: Options, before: Mapping[str, Any], execution: Mapping[str, Any] | None
+) -> Options:
     """Return options that choose the compiler of a recorded run, on which its bits depend.
 
     The run may have fallen back to another compiler than its options name, or have chosen one by
@@ -98,17 +100,17 @@ def as_recorded(options: Options, before: Mapping[str, Any], plan: str) -> Optio
     Args:
         options: The options.
         before: The recorded options.
-        plan: The recorded plan.
+        execution: The recorded execution; see `Execution.facts`. None if there is none.
 
     Example:
-        >>> plan = "windows of up to 256, captured (not compiled by Inductor: …)"
-        >>> as_recorded(Options(compiler="inductor"), {"compiler": "inductor"}, plan).compiler
+        >>> ran = {"compiler": "captured", "fused": True, "resident": True, "shards": 1}
+        >>> as_recorded(Options(compiler="inductor"), {"compiler": "inductor"}, ran).compiler
         'captured'
     """
-    if options.compiler != before.get("compiler", "auto"):
+    compiler = execution["compiler"] if execution else ""
+    if options.compiler != before.get("compiler", "auto") or compiler not in COMPILERS:
         return options
-    found = [name for name in COMPILERS if f", {name}" in plan.partition(" (")[0]]
-    return replace(options, compiler=found[0]) if found else options
+    return replace(options, compiler=compiler)
 
 
 def candidates(facts: Facts) -> list[Plan]:

@@ -24,6 +24,7 @@ import numpy as np
 from ..checkpoint.arrays import name_of
 from ..errors import StateError
 from .constants import LARGE, Items, tuple_like
+from .discovery import Discovery
 from .state import State
 
 MOST_CHANGED = 10_000  # values in a checkpoint, and items of a tuple
@@ -407,3 +408,20 @@ def _object(wanted: Value, now: Any) -> Any:
         ]
         return tuple_like(like, parts)
     raise ValueError
+
+
+@contextmanager
+def undone(task: Any) -> Generator[None]:
+    """Undo changes of plain Python values of a task at the end of a `with` block.
+
+    An attribute that the block sets for the first time gets the value that its class has for it.
+    """
+    before = {path: c.read() for path, c in Discovery.constants_of(task).items()}
+    try:
+        yield
+    finally:
+        for path, constant in Discovery.constants_of(task).items():
+            default = getattr(type(constant.holder), constant.name, None)
+            new, old = Value.of(constant.read()), Value.of(before.get(path, default))
+            if new.kind in SAVED and old.kind in SAVED and not new.is_like(old):
+                constant.write(old.thing)

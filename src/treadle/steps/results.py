@@ -6,6 +6,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from ..backends.base import active
 from ..backends.types import Weighted
 from ..errors import StepError
 
@@ -22,9 +23,11 @@ def step_outputs(result: Any, name: str) -> tuple[dict[str, Any], dict[str, Any]
         return {}, {}
     if not isinstance(result, Mapping):
         if isinstance(result, (tuple, list, str)):
+            many = isinstance(result, (tuple, list)) and len(result) > 1
             raise StepError(
                 f"{name} must return a dict of scalars, one scalar (its loss) or nothing; it "
                 f"returned a {type(result).__name__}"
+                + (": name its parts, as in return {'loss': loss, 'norm': norm}" if many else "")
             )
         result = {"loss": result}
     values: dict[str, Any] = {}
@@ -85,19 +88,42 @@ def check_same_names(first: Sequence[str], names: Sequence[str], step: str) -> N
     )
 
 
+def scalars(name: str, tensor: Any) -> dict[str, float]:
+    """Return a result as a scalar; a vector as several, whose names have an index."""
+    values = active().to_numpy(tensor)
+    if values.ndim == 0:
+        return {name: float(values)}
+    return {f"{name}_{i}": float(v) for i, v in enumerate(values.ravel())}
+
+
 def joined(means: Mapping[str, float], metrics: Mapping[str, float], step: str) -> dict[str, float]:
     """Merge a step's means and its metrics into one dict.
 
     Raises:
         StepError: A value and a metric have the same name.
     """
-    return merged(means, metrics, step, "a metric of the task")
+    remedy = (
+        "leave it out of the returned values, since the metric is logged under its name, or rename "
+        "it"
+    )
+    return merged(means, metrics, step, "a metric of the task", remedy)
 
 
 def merged(
-    first: Mapping[str, float], second: Mapping[str, float], of_first: str, of_second: str
+    first: Mapping[str, float],
+    second: Mapping[str, float],
+    of_first: str,
+    of_second: str,
+    remedy: str = "rename one of them",
 ) -> dict[str, float]:
     """Merge named values of two origins.
+
+    Args:
+        first: The values of one origin.
+        second: The values of the other one.
+        of_first: The origin of the first values, for the message.
+        of_second: The origin of the others.
+        remedy: What to do about a name that both have.
 
     Raises:
         StepError: A value of each has the same name.
@@ -105,7 +131,6 @@ def merged(
     both = sorted(set(first) & set(second))
     if both:
         raise StepError(
-            f"{of_first} returns {both[0]!r}, and {of_second} has this name as well: rename one of "
-            "them"
+            f"{of_first} returns {both[0]!r}, and {of_second} has this name as well: {remedy}"
         )
     return {**first, **second}

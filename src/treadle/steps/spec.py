@@ -11,6 +11,7 @@ from ..errors import ConfigurationError
 from .building import build
 from .results import step_outputs
 from .state import State
+from .task import adapter
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ def build_step(
         ConfigurationError: The step trains in float16 in a way that loss scaling cannot handle.
         StateError, StepError: As for `building.build` and `results.step_outputs`.
     """
+    adapter(task).build_for(batch)
     before = State.discover(task)
     returns: list[str] = []
 

@@ -8,9 +8,8 @@ import numpy as np
 
 from ..backends.base import active
 from ..backends.types import Variable
-from ..core.attributes import attributes_of
-from ..core.processes import is_chief
 from ..core.split_arrays import StoredParts
+from ..core.user_code import attributes_of
 from ..errors import StateError
 from .constants import Constant, fingerprint
 from .derived import assigned
@@ -155,17 +154,19 @@ class State:
         """Return a copy of every value as a NumPy array."""
         return {path: self._backend.read(v) for path, v in self.variables.items()}
 
-    def stage(self, buffers: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
+    def stage(
+        self, buffers: Mapping[str, np.ndarray[Any, Any]], only_split: bool = False
+    ) -> dict[str, Any]:
         """Return every value as a NumPy array that later steps do not change.
 
-        Of values that are split among processes, return the parts that this process writes; in
-        processes that are not the chief, only these.
+        Of values that are split among processes, return the parts that this process writes.
 
         Args:
             buffers: The result of an earlier call that is no longer needed; it is overwritten.
+            only_split: Return only values that are split among processes.
         """
         chosen = self.variables
-        if not is_chief():
+        if only_split:
             chosen = {path: v for path, v in chosen.items() if self._backend.is_split([v])}
         return {path: self._backend.stage(v, buffers.get(path)) for path, v in chosen.items()}
 

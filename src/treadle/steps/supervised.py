@@ -2,12 +2,13 @@
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from inspect import getmro
 from typing import Any
 
 import keras
 from keras import ops, tree
 
-from ..core.keras_internals import compile_utils, get_keras_mask, set_keras_mask
+from ..core import keras_internals
 from ..errors import ConfigurationError, StepError
 from .gradients import gradients
 from .task import Batch, Returned, Task
@@ -70,18 +71,18 @@ class Compiled:
         if not self._count:
             return None
         weights = self.arguments["loss_weights"]
-        return compile_utils.CompileLoss(self.loss, weights, output_names=self._output_names)
+        return _new_loss(self.loss, weights, output_names=self._output_names)
 
     def _new_metrics(self) -> Any:
         given = [self.arguments[name] or None for name in ("metrics", "weighted_metrics")]
         if given == [None, None]:
             return None
-        return compile_utils.CompileMetrics(*given, output_names=self._output_names)
+        return _new_metric(*given, output_names=self._output_names)
 
     def _check(self, outputs: Any) -> None:
         """Check that losses and metrics fit the outputs, if these are known before a batch is."""
         with self._checked("loss"):
-            losses = compile_utils.CompileLoss(self.loss, output_names=self._output_names)
+            losses = _new_loss(self.loss, output_names=self._output_names)
             if self._count and outputs is not None:
                 self._refuse_other_length(outputs)
                 losses.build(outputs, outputs)
@@ -92,7 +93,7 @@ class Compiled:
         for name in ("metrics", "weighted_metrics"):
             with self._checked(name):
                 given = {"metrics": None, "weighted_metrics": None, name: self.arguments[name]}
-                metrics = compile_utils.CompileMetrics(**given, output_names=self._output_names)
+                metrics = _new_metric(**given, output_names=self._output_names)
                 if outputs is not None:
                     metrics.build(outputs, outputs)
 
@@ -180,6 +181,14 @@ class Compiled:
         return [path[0] if own else "" for path, own in zip(paths, is_name, strict=True)]
 
 
+def _new_loss(*args: Any, **kwargs: Any) -> Any:
+    return keras_internals.compiled_classes()[0](*args, **kwargs)
+
+
+def _new_metric(*args: Any, **kwargs: Any) -> Any:
+    return keras_internals.compiled_classes()[1](*args, **kwargs)
+
+
 class Supervised(Task):
     """A task for supervised learning: a model with losses, an optimizer and metrics.
 
@@ -248,7 +257,7 @@ class Supervised(Task):
 
         def objective() -> tuple[Any, Any]:
             outputs = self.model(x, training=True)
-            masks = [get_keras_mask(leaf) for leaf in tree.flatten(outputs)]
+            masks = [keras_internals.masking.get_keras_mask(leaf) for leaf in tree.flatten(outputs)]
             return self.total_loss(y, outputs, sample_weight), (outputs, masks)
 
         variables = self.model.trainable_variables
@@ -257,7 +266,9 @@ class Supervised(Task):
             unreached = "zeros" if self.compiled.is_partial else "error"
             (loss, (outputs, masks)), grads = gradients(objective, variables, unreached)
             for leaf, mask in zip(tree.flatten(outputs), masks, strict=True):
-                set_keras_mask(leaf, mask)  # which tensors lose on their way out of an objective
+                keras_internals.masking.set_keras_mask(
+                    leaf, mask
+                )  # which tensors lose on their way out of an objective
             self.optimizer.apply(grads, self.model.trainable_variables)
         else:  # nothing to train: metrics and callbacks work nevertheless, as in Keras' `fit`
             loss, (outputs, _) = objective()
@@ -301,11 +312,18 @@ class Supervised(Task):
         self.compiled.update_metrics(y, outputs, sample_weight)
 
 
+_FunctionLoss: Any = getmro(keras.losses.MeanSquaredError)[1]  # of the losses that are functions
+
+
 def _loss(loss: Any) -> Any:
     """Return a loss by name, or a function, as a `keras.Loss`."""
     if isinstance(loss, str) and loss.lower() in BY_SHAPE:
         return loss
-    return compile_utils.get_loss(loss, None, None)
+    found = keras.losses.get(loss)
+    if found is None or isinstance(found, keras.Loss):
+        return found
+    named = loss if isinstance(loss, str) else getattr(found, "__name__", type(found).__name__)
+    return _FunctionLoss(found, name=named)
 
 
 def _with_thresholds(metrics: Any, loss: Any) -> Any:

@@ -3,14 +3,15 @@
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from ..core.identity import made_with
-from ..core.options import backend_name
+from ..core.options import Options, backend_name
 from ..errors import ConfigurationError, StepError
 
 Batch = Any
 Returned = Any
+_OTHER_NAMES = {"train_step": ("training_step",), "eval_step": ("validation_step", "test_step")}
 
 
 class Task:
@@ -20,8 +21,8 @@ class Task:
     generators, nested tasks, and lists, tuples, dicts and dataclasses of these, names them by path,
     and saves and restores them. Python values are constants of the compiled step.
 
-    Override `train_step`, and as needed `eval_step`, `predict_step` and `datasets`. A step returns
-    a dict of scalars, one scalar (its loss), or nothing if it only updates metrics.
+    Override `train_step`, and as needed `eval_step`, `predict_step`, `datasets` and `hooks`. A step
+    returns a dict of scalars, one scalar (its loss), or nothing if it only updates metrics.
 
     Example:
         >>> import keras, treadle
@@ -56,13 +57,11 @@ class Task:
 
     def train_step(self, batch: Batch) -> Returned:
         """Train on one batch. Called once per step, compiled."""
-        raise ConfigurationError(f"{type(self).__name__} has no train_step: write one")
+        raise ConfigurationError(missing_step(self, "train_step"))
 
     def eval_step(self, batch: Batch) -> Returned:
         """Evaluate one batch; changes to variables are undone after the evaluation."""
-        raise ConfigurationError(
-            f"{type(self).__name__} has no eval_step: write one to evaluate or validate"
-        )
+        raise ConfigurationError(missing_step(self, "eval_step"))
 
     def predict_step(self, batch: Batch) -> Any:
         """Return the outputs for one batch; by default, those of `self.model` on its inputs."""
@@ -79,6 +78,53 @@ class Task:
             f"{type(self).__name__} has no datasets: write `def datasets(self)` returning "
             "treadle.Datasets(train=…, validation=…)"
         )
+
+    def hooks(self) -> list[Any]:
+        """Return the hooks of the task, none by default. Used by the command line."""
+        return []
+
+    # The members below are for tasks that adapt programs of another library, such as `KerasTask`.
+
+    scales_losses = False
+    """Whether optimizers of the task scale their losses themselves, so that Treadle must not."""
+
+    def build_for(self, batch: Batch) -> None:
+        """Create variables from the shapes of a batch of arrays, before the first dry run."""
+
+    def unreached_parts(self) -> Mapping[str, Any]:
+        """Return parts of the state that no attribute reaches, by the first part of their path."""
+        return {}
+
+    def metrics_of_epoch(self) -> "EpochMetrics | None":
+        """Return the object that computes the values of an epoch or an evaluation.
+
+        None computes them from the values that steps return and the metrics that they update.
+        """
+        return None
+
+    def default_options(self) -> Options:
+        """Return the execution options of a loop that is given none."""
+        return Options()
+
+
+class EpochMetrics(Protocol):
+    """All metrics of a task as one object, which its steps update."""
+
+    def variables(self) -> list[Any]:
+        """Return the variables of all metrics."""
+        ...
+
+    def reset(self) -> None:
+        """Reset all metrics, before an epoch or an evaluation."""
+        ...
+
+    def result(self, last: Mapping[str, float]) -> dict[str, float]:
+        """Return the values for the steps since the last reset.
+
+        Args:
+            last: The values that the last step returned.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -116,7 +162,7 @@ class FunctionTask(Task):
         eval_step: Callable[..., Any] | None,
         state: Mapping[str, Any],
     ) -> None:
-        reserved = set(state) & {"train_step", "eval_step", "predict_step", "datasets"}
+        reserved = set(state) & {"train_step", "eval_step", "predict_step", "datasets", "hooks"}
         if reserved:
             raise ConfigurationError(f"{sorted(reserved)[0]!r} cannot be the name of a state")
         vars(self).update(state)
@@ -131,9 +177,7 @@ class FunctionTask(Task):
     def eval_step(self, batch: Batch) -> Returned:
         """Call the user's function."""
         if self._eval is None:
-            raise ConfigurationError(
-                "this task has no eval_step: treadle.task(train_step, eval_step, …) takes one"
-            )
+            raise ConfigurationError(missing_step(self, "eval_step"))
         return self._eval(batch)
 
 
@@ -207,8 +251,54 @@ class _Bound:
         return self.function(**parts, **self.state)
 
 
+def check_eval_step(candidate: Any) -> None:
+    """Check that a task can be evaluated.
+
+    Raises:
+        ConfigurationError: If it has no `eval_step`.
+    """
+    if not has_eval_step(candidate):
+        raise ConfigurationError(missing_step(candidate, "eval_step"))
+
+
+def missing_step(candidate: Any, name: str) -> str:
+    """Return a message that a step is missing, or has its name in Keras or Lightning."""
+    kind = type(candidate).__name__
+    other = next((n for n in _OTHER_NAMES[name] if hasattr(candidate, n)), None)
+    if name == "eval_step":
+        if isinstance(candidate, FunctionTask):
+            return "this task has no eval_step: treadle.task(train_step, eval_step, …) takes one"
+        if other is None:
+            return (
+                f"{kind} has no eval_step: write `def eval_step(self, batch):` to evaluate or "
+                "validate"
+            )
+        return f"{kind} has no eval_step, but a {other}: rename it, and let it take one batch"
+    if other is None:
+        return (
+            f"{kind} has no train_step: write `def train_step(self, batch):` in a class that "
+            "inherits from treadle.Task, or pass a function to treadle.task(train_step, model=…)"
+        )
+    return (
+        f"{kind} has no train_step, but a {other}: rename it, let it take one batch, and update "
+        "the model in it with treadle.minimize(objective, self.model, self.optimizer); optimizers "
+        "are attributes of the task, and configure_optimizers is not called"
+    )
+
+
+def adapter(candidate: Any) -> Task:
+    """Return the object with a task's members for adapters.
+
+    An object that is no `Task`, but has a `train_step`, has their defaults.
+    """
+    return candidate if isinstance(candidate, Task) else _DEFAULTS
+
+
+_DEFAULTS = Task()
+
+
 def has_eval_step(candidate: Any) -> bool:
     """Return whether a task can be evaluated."""
     if isinstance(candidate, FunctionTask):
         return candidate.holds_eval_step
-    return type(candidate).eval_step is not Task.eval_step
+    return getattr(type(candidate), "eval_step", None) not in (None, Task.eval_step)

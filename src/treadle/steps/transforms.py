@@ -18,6 +18,7 @@ from ..core.float64 import wide
 from ..errors import GradientError, did_you_mean
 from .gradients import listed
 from .helpers import step as running_step
+from .probes import CLIP, reported
 
 Gradients = Any  # a list of tensors, or a dict of such lists
 Variables = Any  # a list of variables, or a model, layer or metric
@@ -36,7 +37,7 @@ def clip_by_value(grads: Gradients, limit: float | Tensor) -> Gradients:
     Example:
         >>> import treadle
         >>> from keras import ops
-        >>> (g,) = treadle.clip_by_value([ops.array([-3.0, 0.5])], 1.0)
+        >>> (g,) = clip_by_value([ops.array([-3.0, 0.5])], 1.0)
         >>> [float(x) for x in g]
         [-1.0, 0.5]
     """
@@ -46,7 +47,8 @@ def clip_by_value(grads: Gradients, limit: float | Tensor) -> Gradients:
         most = ops.cast(limit, g.dtype)
         return ops.maximum(ops.minimum(g, most), -most)
 
-    return _map_lists(lambda part: [clipped(g) for g in part], grads)
+    found = _map_lists(lambda part: [clipped(g) for g in part], grads)
+    return reported(CLIP, "clip_by_value", found, inputs=grads)
 
 
 def clip_by_norm(grads: Gradients, limit: float | Tensor) -> Gradients:
@@ -62,12 +64,13 @@ def clip_by_norm(grads: Gradients, limit: float | Tensor) -> Gradients:
     Example:
         >>> import treadle
         >>> from keras import ops
-        >>> long, short = treadle.clip_by_norm([ops.array([3.0, 4.0]), ops.array([0.5])], 1.0)
+        >>> long, short = clip_by_norm([ops.array([3.0, 4.0]), ops.array([0.5])], 1.0)
         >>> [round(float(x), 3) for x in long], float(short[0])
         ([0.6, 0.8], 0.5)
     """
     _check_limit("clip_by_norm", limit)
-    return _map_lists(lambda part: [_scale_down(g, _norm([g]), limit) for g in part], grads)
+    found = _map_lists(lambda part: [_scale_down(g, _norm([g]), limit) for g in part], grads)
+    return reported(CLIP, "clip_by_norm", found, inputs=grads)
 
 
 def clip_by_global_norm(grads: Gradients, limit: float | Tensor) -> tuple[Gradients, Any]:
@@ -95,8 +98,10 @@ def clip_by_global_norm(grads: Gradients, limit: float | Tensor) -> tuple[Gradie
     norm = global_norm(grads)
     if isinstance(grads, Mapping):
         parts: Mapping[str, Any] = grads
-        return {n: [_scale_down(g, norm[n], limit) for g in p] for n, p in parts.items()}, norm
-    return [_scale_down(g, norm, limit) for g in grads], norm
+        found: Any = {n: [_scale_down(g, norm[n], limit) for g in p] for n, p in parts.items()}
+    else:
+        found = [_scale_down(g, norm, limit) for g in grads]
+    return reported(CLIP, "clip_by_global_norm", found, inputs=grads), norm
 
 
 def global_norm(grads: Gradients) -> Any:
@@ -111,7 +116,7 @@ def global_norm(grads: Gradients) -> Any:
     Example:
         >>> import treadle
         >>> from keras import ops
-        >>> float(treadle.global_norm([ops.array([3.0]), ops.array(4.0)]))
+        >>> float(global_norm([ops.array([3.0]), ops.array(4.0)]))
         5.0
     """
     return _map_lists(_norm, grads)
@@ -135,7 +140,7 @@ def gradient_norms(grads: Gradients, variables: Any) -> dict[str, Tensor]:
         >>> import keras, treadle
         >>> w = keras.Variable([3.0, 4.0], name="w")
         >>> _, grads = treadle.gradients(lambda: keras.ops.sum(w**2), [w])
-        >>> {name: float(norm) for name, norm in treadle.gradient_norms(grads, [w]).items()}
+        >>> {name: float(norm) for name, norm in gradient_norms(grads, [w]).items()}
         {'norm/w': 10.0}
     """
     path_of = context().path_of
@@ -168,7 +173,7 @@ def scaled_by(grads: Gradients, variables: Any, factors: Mapping[str, float | Te
         >>> import keras, treadle
         >>> body, head = keras.Variable(1.0, name="body"), keras.Variable(1.0, name="head")
         >>> _, grads = treadle.gradients(lambda: body + head, [body, head])
-        >>> [float(g) for g in treadle.scaled_by(grads, [body, head], {"head": 0.1})]
+        >>> [float(g) for g in scaled_by(grads, [body, head], {"head": 0.1})]
         [1.0, 0.10000000149011612]
     """
     pairs = _paired(grads, variables)
@@ -208,7 +213,7 @@ def trainable(
     Example:
         >>> import keras, treadle
         >>> body, head = keras.Variable(1.0, name="body"), keras.Variable(1.0, name="head")
-        >>> [v.name for v in treadle.trainable([body, head], frozen="body")]
+        >>> [v.name for v in trainable([body, head], frozen="body")]
         ['head']
     """
     every = listed(variables)
@@ -250,7 +255,7 @@ def with_noise(
         >>> import keras, treadle
         >>> from keras import ops
         >>> seed = keras.random.SeedGenerator(0)
-        >>> (g,) = treadle.with_noise([ops.zeros((10_000,))], eta=4.0, gamma=1.0, step=3, seed=seed)
+        >>> (g,) = with_noise([ops.zeros((10_000,))], eta=4.0, gamma=1.0, step=3, seed=seed)
         >>> round(float(ops.std(g)), 1)  # the root of 4 / (1 + 3)
         1.0
     """
@@ -282,7 +287,7 @@ def centralized(grads: Gradients) -> Gradients:
     Example:
         >>> import treadle
         >>> from keras import ops
-        >>> (g,) = treadle.centralized([ops.array([[1.0, 10.0], [3.0, 30.0]])])
+        >>> (g,) = centralized([ops.array([[1.0, 10.0], [3.0, 30.0]])])
         >>> [[float(x) for x in row] for row in g]
         [[-1.0, -10.0], [1.0, 10.0]]
     """

@@ -25,8 +25,9 @@ Example:
     >>> compiled_equals_eager(make_task, batches)
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..core.lazy import lazy
 
 if TYPE_CHECKING:
     from .checks import accumulated_equals_large_batch as accumulated_equals_large_batch
@@ -40,27 +41,4 @@ if TYPE_CHECKING:
     from .trace import load_trace as load_trace
     from .trace import save_trace as save_trace
 
-_MODULE_OF = {
-    "Trace": "trace",
-    "accumulated_equals_large_batch": "checks",
-    "agree": "trace",
-    "compiled_equals_eager": "checks",
-    "fused_equals_unfused": "checks",
-    "load_trace": "trace",
-    "resumed_equals_uninterrupted": "resuming",
-    "run_steps": "running",
-    "same_start": "running",
-    "save_trace": "trace",
-}
-
-__all__ = list(_MODULE_OF)  # pyright: ignore[reportUnsupportedDunderAll]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULE_OF:
-        return getattr(importlib.import_module(f"treadle.testing.{_MODULE_OF[name]}"), name)
-    raise AttributeError(f"module 'treadle.testing' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_MODULE_OF])
+__getattr__, __dir__, __all__ = lazy(__name__)

@@ -11,8 +11,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..core.options import backend_name, precision_name
+from ..distribute.setup import setup
 from ..errors import ConfigurationError
-from ..run.setup import setup
 
 if TYPE_CHECKING:
     from .certify.drill import Subject
@@ -84,8 +84,7 @@ def make(
     data: Any = task.datasets() if make_source is None else _found(*make_source)()
     if not isinstance(data, Datasets):
         data = Datasets(train=data)
-    hooks = tuple(task.hooks()) if hasattr(task, "hooks") else ()
-    return Subject(task, data.train, again, data.validation, hooks)
+    return Subject(task, data.train, again, data.validation, tuple(getattr(task, "hooks", list)()))
 
 
 def _where(function: Any, argument: str) -> list[str]:

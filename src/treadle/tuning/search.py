@@ -2,19 +2,19 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..core.backend_choice import default_backend
 from ..core.options import backend_name
+from ..core.process_settings import default_backend
 from ..core.ranges import PLAIN, Space
 from ..errors import ConfigurationError, DataError, whole_number
 from ..recipes import Parameter, resolve
 from . import space
-from .configuration import Configuration
-from .orders import Order
+from .orders import Configuration, Order
 from .results import Trial, Tuned, command_of
 from .study import Study, require_optuna
 from .workers import Workers
@@ -122,55 +122,71 @@ def tune(
         for name, value in (("epochs", epochs), ("steps", steps))
         if value is not None
     }
-    on_end = on_trial_end or _ignore
+    on_end = on_trial_end or (lambda trial: None)
     if isinstance(task, str):
+        _check_data_and_settings(task, train, validation, fixed or {})
         recipe = resolve(task)
-        _refuse_data(recipe.name, train, validation)
-        name, source = recipe.name, recipe.source
-        parameters = recipe.known_parameters()
-        backend = backend or os.environ.get("KERAS_BACKEND") or recipe.backend
-        options = _options(backend or default_backend(), precision, data_dir)
-        _refuse_objects(fixed or {})
+        name, source, parameters = recipe.name, recipe.source, recipe.known_parameters()
+        backend = backend or os.environ.get("KERAS_BACKEND") or recipe.backend or default_backend()
+        if data_dir is not None and not Path(data_dir).is_dir():
+            raise DataError(f"data_dir={str(data_dir)!r}: there is no such folder")
+        folder = str(Path(data_dir).absolute()) if data_dir is not None else None
     else:
-        _refuse_elsewhere(workers, backend, precision, data_dir)
+        if workers != 1 or any(option is not None for option in (backend, precision, data_dir)):
+            raise ConfigurationError(
+                "the trials of a class or function run in this process, one after another, with "
+                "its backend, precision and data: to set workers, backend, precision or data_dir, "
+                "pass the task's name, as 'my_task.py:MyTask'"
+            )
         name = source = space.name_of(task)
-        parameters, options = space.parameters_of(task), {"backend": backend_name()}
+        parameters, backend, folder = space.parameters_of(task), backend_name(), None
     fixed = dict(fixed or {})
     spaces = space.chosen(parameters, search or {}, fixed, name)
-    configuration = Configuration(
+    order = Order(
         task=source,
-        spaces=spaces,
-        fixed=fixed,
-        others=_others(parameters, spaces, fixed, name),
-        defaults=_defaults(parameters, spaces),
+        settings=fixed,
         lasts=lasts,
         monitor=monitor,
         direction=direction_of(monitor, direction),
-        pruning=pruning,
         seed=seed,
-        options=options,
+        backend=backend,
+        precision=precision,
+        data_dir=folder,
+    )
+    configuration = Configuration(
+        order,
+        spaces,
+        others=_others(parameters, spaces, fixed, name),
+        defaults=_defaults(parameters, spaces),
+        pruning=pruning,
         data=_facts(train, validation),
     )
     if isinstance(task, str) and directory is None:
         directory = RUNS / f"{name}-tune"
     place = None if directory is None else Path(directory).absolute()
-    study = Study(configuration, trials, place, fresh)
-    try:
+    with closing(Study(configuration, trials, place, fresh)) as study:
         before = study.finished
         if isinstance(task, str):
-            folder = options["data_dir"]
             environment = {"TREADLE_DATA": folder} if folder is not None else {}
             Workers(study, workers, environment, on_end).run()
         else:
             _run_here(study, task, train, validation, on_end)
-        found = _results(study, configuration, directory, before)
-        if isinstance(task, str) and found.best is not None:
-            settings = {**fixed, **found.best.parameters}
-            ran_with = study.seed_of(found.best.number)
-            found = replace(found, command=command_of(task, settings, lasts, ran_with, options))
-        return found
-    finally:
-        study.close()
+        at = str(directory) if directory is not None else None
+        found = Tuned(
+            monitor,
+            order.direction,
+            study.results(),
+            at,
+            before=before,
+            exhausted=study.exhausted,
+            changed=study.changed,
+        )
+        best = found.best
+        if not isinstance(task, str) or best is None:
+            return found
+        seed, options = study.seed_of(best.number), configuration.options
+        command = command_of(task, {**fixed, **best.parameters}, lasts, seed, options)
+        return replace(found, command=command)
 
 
 def _run_here(
@@ -183,8 +199,8 @@ def _run_here(
     """Run all trials of a study in this process."""
     import keras
 
+    from ..distribute.setup import overriding, setup
     from ..recipes._loading import Made
-    from ..run.setup import overriding, setup
     from .trial import TrialTask, tried
 
     def make(order: Order) -> TrialTask:
@@ -199,75 +215,19 @@ def _run_here(
         on_trial_end(study.end(order.number, outcome))
 
 
-def _results(
-    study: Study, configuration: Configuration, directory: str | Path | None, before: bool
-) -> Tuned:
-    """Return the results of a search.
-
-    Args:
-        study: The search, after its last trial.
-        configuration: Its configuration.
-        directory: The folder of the search; None if it is in memory.
-        before: Whether the search was already finished, so that no trial ran in this call.
-    """
-    return Tuned(
-        configuration.monitor,
-        configuration.direction,
-        study.results(),
-        str(directory) if directory is not None else None,
-        before=before,
-        exhausted=study.exhausted,
-        changed=study.changed,
-    )
-
-
-def _options(
-    backend: str | None, precision: str | None, data_dir: str | Path | None
-) -> dict[str, str | None]:
-    """Return the options that worker processes run trials with.
+def _check_data_and_settings(
+    task: str, train: Any, validation: Any, fixed: Mapping[str, Any]
+) -> None:
+    """Check what is given to trials that run in worker processes.
 
     Raises:
-        DataError: If the data folder does not exist.
-    """
-    if data_dir is not None and not Path(data_dir).is_dir():
-        raise DataError(f"data_dir={str(data_dir)!r}: there is no such folder")
-    folder = str(Path(data_dir).absolute()) if data_dir is not None else None
-    return {"backend": backend, "precision": precision, "data_dir": folder}
-
-
-def _refuse_data(name: str, train: Any, validation: Any) -> None:
-    """Reject data for trials that run in worker processes.
-
-    Raises:
-        ConfigurationError: If `train` or `validation` is given.
+        ConfigurationError: If data is given, or a setting that cannot be sent as JSON.
     """
     if train is not None or validation is not None:
         raise ConfigurationError(
-            f"the trials of {name} run in other processes, on its own data: leave train "
-            "and validation out, or pass a class or function instead of the name"
+            f"the trials of {task} run in other processes, on its own data: leave train and "
+            "validation out, or pass a class or function instead of the name"
         )
-
-
-def _refuse_elsewhere(workers: int, *elsewhere: Any) -> None:
-    """Reject options that only apply to worker processes.
-
-    Raises:
-        ConfigurationError: If one of them is given.
-    """
-    if workers != 1 or any(option is not None for option in elsewhere):
-        raise ConfigurationError(
-            "the trials of a class or function run in this process, one after another, with its "
-            "backend, precision and data: to set workers, backend, precision or data_dir, pass the "
-            "task's name, as 'my_task.py:MyTask'"
-        )
-
-
-def _refuse_objects(fixed: Mapping[str, Any]) -> None:
-    """Reject settings that cannot be sent to another process as JSON.
-
-    Raises:
-        ConfigurationError: If a value is not a number, a text, a bool or None.
-    """
     for name, value in fixed.items():
         if not isinstance(value, PLAIN):
             raise ConfigurationError(
@@ -322,7 +282,3 @@ def _facts(train: Any, validation: Any) -> dict[str, Any]:
     validating = Validation.of(validation, "1 epoch")
     found |= {"validation": validating.facts()["validation"]} if validating else {}
     return in_json_types(found)
-
-
-def _ignore(trial: Trial) -> None:
-    pass

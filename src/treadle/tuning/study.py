@@ -6,17 +6,17 @@ after another: parallel trials end in a different order each time.
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from .. import errors
 from ..core.directory import CHECKPOINTS, differences
 from ..core.user_code import changed_code
 from ..errors import ConfigurationError, DirectoryError, TreadleError, TreadleWarning
-from .configuration import Configuration
-from .orders import OUTPUT, Order, Outcome
+from .orders import OUTPUT, Configuration, Order, Outcome
 from .results import Ended, Trial
 from .storage import SearchDirectory
 from .suggestions import next_settings, suggest, untried
@@ -36,8 +36,7 @@ def require_optuna() -> None:
     """
     if find_spec("optuna") is None:
         raise ConfigurationError(
-            "searching for settings needs Optuna, which is not installed: pip install "
-            "'treadle[tune]'"
+            "searching for settings needs Optuna, which is not installed: pip install optuna"
         )
     with warnings.catch_warnings():
         # In a notebook, its progress bars, which are not shown here, ask for ipywidgets.
@@ -111,8 +110,7 @@ class Study:
             trials = self._trials()
             if len(trials) >= self._total or self.exhausted:
                 return None
-            settings = next_settings(self._configuration, trials)
-            self._study.enqueue_trial(settings, user_attrs={"parameters": settings})
+            self._study.enqueue_trial(next_settings(self._configuration, trials))
         trial = self._study.ask()
         suggest(trial, self._configuration.spaces)
         self._running[trial.number] = trial
@@ -158,11 +156,7 @@ class Study:
             raise kind((outcome.error or "").removeprefix(f"{outcome.stops}: "))
         self._compare(outcome.code)
         trial = self._running[number]
-        trial.set_user_attr("ended", outcome.ended)
-        trial.set_user_attr("seconds", outcome.seconds)
-        trial.set_user_attr("seed", outcome.seed)
-        if outcome.error is not None:
-            trial.set_user_attr("error", outcome.error)
+        trial.set_user_attr("outcome", asdict(replace(outcome, code={})))
         # Diverged trials are stored as pruned, but the sampler ranks them last: see `suggestions`.
         states = {"complete": TrialState.COMPLETE, "failed": TrialState.FAIL}
         value = outcome.value if outcome.ended == "complete" else None
@@ -179,7 +173,7 @@ class Study:
 
     def seed_of(self, number: int) -> int:
         """Return the seed of a trial's run."""
-        return self._frozen(number).user_attrs["seed"]
+        return _outcome(self._frozen(number)).seed or 0
 
     def _check_configuration(self) -> None:
         """Check that the directory holds the same search; replace one without results.
@@ -187,7 +181,7 @@ class Study:
         Raises:
             DirectoryError: If it holds another search with a completed trial or a checkpoint.
         """
-        wanted, asked = self._configuration.facts(), self._configuration.seed
+        wanted, asked = self._configuration.facts(), self._configuration.order.seed
         before = self._study.user_attrs.get("configuration")
         found = differences(before, wanted) if before is not None else []
         seed = self._seed_so_far()
@@ -218,7 +212,7 @@ class Study:
 
     def _seed_so_far(self) -> int | None:
         """Return the seed of the trials so far; None if no trial has started training."""
-        seeds = (trial.user_attrs.get("seed") for trial in self._trials())
+        seeds = (_outcome(trial).seed for trial in self._trials())
         return next((seed for seed in seeds if seed is not None), None)
 
     def _compare(self, code: Mapping[str, str]) -> None:
@@ -240,19 +234,19 @@ class Study:
         return trial
 
     def _order(self, trial: "optuna.Trial") -> Order:
-        wanted = self._configuration
-        return Order(
+        order = self._configuration.order
+        return replace(
+            order,
             number=trial.number,
-            task=wanted.task,
-            settings={**wanted.fixed, **trial.user_attrs["parameters"]},
-            lasts=wanted.lasts,
-            monitor=wanted.monitor,
-            direction=wanted.direction,
+            settings={**order.settings, **self._parameters(trial.params)},
             directory=self._run(trial.number),
             # All trials use the seed set in the task's file, once the first trial has reported it.
-            seed=wanted.seed if wanted.seed is not None else self._seed_so_far(),
-            **wanted.options,
+            seed=order.seed if order.seed is not None else self._seed_so_far(),
         )
+
+    def _parameters(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the searched settings in the order of the signature."""
+        return {name: found[name] for name in self._configuration.spaces}
 
     def _trials(self, *states: str) -> Sequence["optuna.trial.FrozenTrial"]:
         found = self._study.get_trials(deepcopy=False)
@@ -269,18 +263,15 @@ class Study:
         return self._study.get_trials(deepcopy=False)[number]
 
     def _result(self, trial: "optuna.trial.FrozenTrial") -> Trial:
-        ended: Ended = trial.user_attrs.get("ended", "unfinished")
-        if trial.state.name == "RUNNING":
-            ended = "unfinished"
-        value = trial.value if ended in ("complete", "pruned") else None
+        outcome = _outcome(trial)
         return Trial(
             number=trial.number,
-            ended=ended,
-            value=value,
-            parameters=trial.user_attrs["parameters"],
+            ended=cast(Ended, outcome.ended),
+            value=trial.value if outcome.ended in ("complete", "pruned") else None,
+            parameters=self._parameters(trial.params),
             reports=len(trial.intermediate_values),
-            seconds=trial.user_attrs.get("seconds"),
-            error=trial.user_attrs.get("error"),
+            seconds=outcome.seconds,
+            error=outcome.error,
             directory=self._run(trial.number),
         )
 
@@ -298,3 +289,9 @@ class Study:
                 f"the first {failed} trials have failed, the last with {outcome.error}"
                 f"{f'; see {output}' if output is not None and output.exists() else ''}"
             )
+
+
+def _outcome(trial: "optuna.trial.FrozenTrial") -> Outcome:
+    """Return the recorded outcome of a trial; one that has not ended is `unfinished`."""
+    found = trial.user_attrs.get("outcome")
+    return Outcome(**found) if found and trial.state.is_finished() else Outcome("unfinished")

@@ -12,7 +12,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from ..core.ranges import Choice, Space
-from .configuration import Configuration
+from .orders import Configuration
 from .storage import quiet
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def next_settings(configuration: Configuration, trials: "Sequence[FrozenTrial]")
         return dict(configuration.defaults)
     import optuna
 
-    text = f"{configuration.seed or 0}/{len(trials)}"
+    text = f"{configuration.order.seed or 0}/{len(trials)}"
     seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4])
     sampler = optuna.samplers.TPESampler(
         seed=seed, n_startup_trials=STARTUP, multivariate=True, constant_liar=True
@@ -70,7 +70,7 @@ def untried(
     sizes = [len(values) if values is not None else LISTED + 1 for values in listed]
     if math.prod(sizes) > LISTED:
         return None
-    tried = [trial.user_attrs["parameters"] for trial in trials]
+    tried = [trial.params for trial in trials]
     rows = product(*filter(None, listed))
     every = (dict(zip(spaces, row, strict=True)) for row in rows)
     return [parameters for parameters in every if parameters not in tried]
@@ -92,7 +92,7 @@ def _for_sampler(trial: "FrozenTrial") -> "FrozenTrial":
     a trial that diverged late would rank among the best of them. Without reported values it ranks
     last.
     """
-    if trial.user_attrs.get("ended") != "diverged":
+    if trial.user_attrs.get("outcome", {}).get("ended") != "diverged":
         return trial
     seen = copy.copy(trial)
     seen.intermediate_values = {}

@@ -60,13 +60,12 @@ def _send(answers: IO[str], message: Mapping[str, Any]) -> None:
 
 def _run(fields: Mapping[str, Any], lines: "SimpleQueue[Any]", answers: IO[str]) -> Any:
     """Run the trial of an order; the first trial chooses the backend and imports Keras."""
-    from ..core.backend_choice import choose_backend
-    from ..core.options import backend_name, precision_name, run_seed
+    from ..core.process_settings import choose_backend
     from ..core.trust import remember
+    from ..distribute.setup import overriding, setup
     from ..errors import DirectoryError, Terminated, TreadleError
     from ..recipes import make as make_task
     from ..recipes import resolve
-    from ..run.setup import overriding, setup
 
     order = Order(**fields)
     try:
@@ -87,15 +86,8 @@ def _run(fields: Mapping[str, Any], lines: "SimpleQueue[Any]", answers: IO[str])
             made = make_task(recipe, order.settings)
         parameters = recipe.parameters or ()
         defaults = {part.name: part.default for part in parameters if part.has_default}
-        configuration = {
-            "recipe": recipe.source,
-            "settings": {**defaults, **order.settings},
-            "seed": run_seed(),
-            "backend": backend_name(),
-            "precision": precision_name(),
-            "execution": "auto",
-            "data_dir": order.data_dir,
-        }
+        settings = {**defaults, **order.settings}
+        configuration = recipe.configuration(settings, "auto", order.data_dir)
         if order.directory is not None:
             with suppress(DirectoryError):  # `treadle evaluate` will ask for --trust
                 remember(Path(order.directory), recipe.source, order.data_dir)

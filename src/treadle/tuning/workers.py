@@ -5,14 +5,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import IO, Any
 
-from ..core.cores import cores
+from ..core.process_settings import cores
 from ..core.signals import handled_signals
 from .orders import OUTPUT, Order, Outcome
 from .results import Trial
@@ -104,6 +104,10 @@ class Worker:
         return self._process.wait()
 
 
+Lane = Generator[Worker, Any, None]
+"""Trials that run one after another: yields the process that it waits for, and gets its message."""
+
+
 class Workers:
     """Worker processes that run all trials of a study.
 
@@ -126,8 +130,7 @@ class Workers:
     ) -> None:
         self._study, self._count, self._on_trial_end = study, count, on_trial_end
         self._environment = {**_share(count), **environment}
-        self._died: dict[int, str] = {}
-        self._running: list[Worker] = []
+        self._running: dict[Lane, Worker] = {}
 
     def run(self) -> None:
         """Run the trials.
@@ -140,75 +143,61 @@ class Workers:
         with handled_signals() as request:
             try:
                 for _ in range(self._count):
-                    self._start(self._study.next())
+                    self._advance(self._lane(), None)
                 while self._running:
-                    ready = self._wait()
+                    ready = wait([worker.output.fileno() for worker in self._running.values()], 0.5)
                     if request.signal is not None:
                         raise request.error()
-                    self._handle(ready)
+                    for lane, worker in list(self._running.items()):
+                        # A child process of the worker may keep its output open after it has
+                        # exited, so the end of the output alone does not detect that.
+                        is_ready = worker.output.fileno() in ready
+                        line = worker.output.readline() if is_ready else ""
+                        if is_ready or worker.gone:
+                            self._advance(lane, json.loads(line) if line else None)
             finally:
-                for worker in self._running:
+                for worker in self._running.values():
                     worker.terminate()
-                for worker in list(self._running):
-                    self._end(worker, PATIENCE)
+                for worker in self._running.values():
+                    worker.end(PATIENCE)
 
-    def _start(self, order: Order | None, worker: Worker | None = None) -> None:
-        """Start a trial in the worker, or in a new one; without an order, end the worker."""
-        if worker is not None and (order is None or worker.spent):
-            self._end(worker)
-            worker = None
-        if order is None:
-            return
+    def _advance(self, lane: Lane, message: Any) -> None:
+        """Continue a lane with the message that it waits for, up to the next one."""
+        try:
+            self._running[lane] = lane.send(message)
+        except StopIteration:
+            self._running.pop(lane, None)
+
+    def _lane(self) -> Lane:
+        """Run trials one after another; yield the process whose next message is needed."""
+        worker: Worker | None = None
+        while (order := self._study.next()) is not None:
+            number, outcome, died = order.number, None, ""
+            while outcome is None:
+                if worker is not None and worker.spent:
+                    worker.end()
+                    worker = None
+                if worker is None:
+                    worker = Worker(self._environment, order)
+                else:
+                    worker.begin(order)
+                while (message := (yield worker)) is not None and "report" in message:
+                    worker.send(self._study.report(number, *message["report"]))
+                if message is not None:
+                    outcome = Outcome(**message["outcome"])
+                    continue
+                # Its output ends before the process does: killed now, it would have another code.
+                how, worker = _ending(worker.end(EXIT_PATIENCE)), None
+                if self._study.over(number):  # it died before it received the answer to end
+                    outcome = Outcome("pruned")
+                elif died:
+                    error = f"its process {died}, and the one that replaced it {how}"
+                    output = f"{order.directory}/{OUTPUT}"
+                    outcome = Outcome("failed", error=f"{error}; see {output}")
+                died = how
+            self._on_trial_end(self._study.end(number, outcome))
         if worker is not None:
-            worker.begin(order)
-        else:
-            self._running.append(Worker(self._environment, order))
-
-    def _wait(self) -> list[Worker]:
-        """Wait up to half a second for messages, and return the processes that sent one."""
-        ready = wait([worker.output.fileno() for worker in self._running], 0.5)
-        return [worker for worker in self._running if worker.output.fileno() in ready]
-
-    def _handle(self, ready: Sequence[Worker]) -> None:
-        """Handle the messages of these processes, and replace those that died."""
-        for worker in list(self._running):
-            # A child process of the worker may keep its output open after it has exited, so the end
-            # of the output alone does not detect that.
-            line = worker.output.readline() if worker in ready else ""
-            if line:
-                self._answer(worker, json.loads(line))
-            elif worker in ready or worker.gone:
-                self._replace(worker)
-
-    def _answer(self, worker: Worker, message: Mapping[str, Any]) -> None:
-        number = worker.order.number
-        if "report" in message:
-            at, value = message["report"]
-            worker.send(self._study.report(number, at, value))
-        else:
-            self._record(number, Outcome(**message["outcome"]), worker)
-
-    def _replace(self, worker: Worker) -> None:
-        """Resume the trial of a process that died in a new one, unless this is the second time."""
-        # Its output ends before the process does: killed now, it would have another exit code.
-        order, how = worker.order, _ending(self._end(worker, EXIT_PATIENCE))
-        if self._study.over(order.number):  # it died before it received the answer to end the trial
-            self._record(order.number, Outcome("pruned"))
-        elif (before := self._died.get(order.number)) is not None:
-            error = f"its process {before}, and the one that replaced it {how}"
-            output = f"{order.directory}/{OUTPUT}"
-            self._record(order.number, Outcome("failed", error=f"{error}; see {output}"))
-        else:
-            self._died[order.number] = how
-            self._start(order)
-
-    def _record(self, number: int, outcome: Outcome, worker: Worker | None = None) -> None:
-        self._on_trial_end(self._study.end(number, outcome))
-        self._start(self._study.next(), worker)
-
-    def _end(self, worker: Worker, patience: float = 0.0) -> int:
-        self._running.remove(worker)
-        return worker.end(patience)
+            worker.end()
 
 
 def _share(workers: int) -> dict[str, str]:

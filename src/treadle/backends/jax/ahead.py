@@ -24,7 +24,6 @@ import keras
 from ..background import Results
 from ..types import Tensor, Variable
 from ..window import Following, Window
-from .patches import JaxVariable
 
 Outcome = tuple[Sequence[Tensor], Sequence[Mapping[str, Any]]]
 """The state after some steps, and values, explicit weights and violations of each step."""
@@ -41,6 +40,7 @@ FIRST_PAUSE: Final = 8
 MAX_PAUSE: Final = 1024
 """For how many windows nothing runs ahead after steps were lost, at first and at most."""
 
+_NNX: Final[bool] = getattr(keras.config, "is_nnx_enabled", lambda: False)()  # since Keras 3.11
 _OWNER: Final = "_treadle_deferred_state"
 _lock = RLock()
 
@@ -218,7 +218,7 @@ class DeferredState:
             self._alone = max(0, self._alone - 1)
             untouched = self._untouched()
             self._steps, self._running = steps, None
-            if keras.config.is_nnx_enabled():  # its variables keep their values elsewhere
+            if _NNX:  # its variables keep their values elsewhere
                 for variable, value in zip(self._variables, steps.state(), strict=True):
                     variable._value = value
             elif not untouched:
@@ -270,6 +270,7 @@ def _state_to_copy(variable: Any) -> dict[str, Any]:
         return dict(_assigned(variable))
 
 
-if not keras.config.is_nnx_enabled():
-    JaxVariable.__getattr__ = _read
-    JaxVariable.__getstate__ = _state_to_copy
+if not _NNX:
+    _Variable: Any = keras.Variable
+    _Variable.__getattr__ = _read
+    _Variable.__getstate__ = _state_to_copy

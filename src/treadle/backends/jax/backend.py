@@ -5,9 +5,9 @@ User code does not pass state explicitly. The file is as long as the protocol
 """
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -15,45 +15,42 @@ import numpy as np
 from jax.core import Tracer
 
 from ...core import structures
-from ...core.cores import cores
 from ...core.options import Options
-from ...core.processes import ProcessGroup, process_group
+from ...core.process_settings import cores
 from ...core.split_arrays import StoredParts
 from ...errors import ConfigurationError
 from .. import hints
-from ..base import Caller, Executor, RefusedDistribution
+from ..base import Backend, Caller, Executor, RefusedDistribution
 from ..eager import EagerExecutor
+from ..models import build_model
 from ..program import Program
 from ..scope import Scope
-from ..step_context import StepContext, deeper, running
+from ..step_context import Limit, StepContext, context, deeper, running
+from ..traces import TraceEvent, newest, write_trace
 from ..types import Losses, Tensor, Variable, unweighted
-from . import layouts, processes
+from . import layouts
 from .calls import JitCaller
 from .control_flow import JaxControlFlow
 from .layouts import active_layouts, adopt, layout_of, standard
-from .patches import Var, get_opaque_trace_state, jaxpr_as_fun, keras_random
+from .patches import (
+    INTERNALS,
+    free_layouts,
+    get_opaque_trace_state,
+    jaxpr_as_fun,
+    keras_random,
+)
 from .pure import Pure, Split, stateful
-from .ranges import computed
-from .trace import tracing
-from .windows import JaxExecutor, device_leaves
+from .windows import JaxExecutor, device_leaves, primitives
 
 _OUTSIDE = get_opaque_trace_state()
 
 
-class JaxBackend(JaxControlFlow):
+class JaxBackend(JaxControlFlow, Backend):
     """The backend for Keras on JAX."""
 
     name = "jax"
-    compilers = ()
+    bfloat16_pays = False  # it has 0.6 (matmul) to 0.9 (conv) times the speed of float32
     _had_float64 = False  # whether JAX's 64-bit mode was on before Treadle enabled it
-
-    def is_native_variable(self, thing: Any) -> bool:
-        """Return False: JAX has no variables of its own."""
-        return False
-
-    def native_children(self, thing: Any) -> Mapping[str, Any] | None:
-        """Return None: JAX has no modules of its own."""
-        return None
 
     def differentiate(
         self,
@@ -79,27 +76,24 @@ class JaxBackend(JaxControlFlow):
             closed, shapes = jax.make_jaxpr(values_to_losses, return_shape=True)(leaves)
             names = list(shapes[0])  # as JAX orders a dict's leaves
             structure = jax.tree.structure(shapes)
-            if any(isinstance(x, Tracer) for x in [*leaves, *closed.consts]):
-                run: Callable[..., Any] = lambda *leaves: structure.unflatten(  # noqa: E731
-                    jaxpr_as_fun(closed)(*leaves)
+            is_traced = any(isinstance(x, Tracer) for x in [*leaves, *closed.consts])
+            recorder = context().recorder
+            if not is_traced and recorder is not None and recorder.is_fast and _is_pure(closed):
+                gradients, aux = _reused(closed, structure, names, leaves)
+            else:
+                run: Callable[..., Any] = (
+                    (lambda *leaves: structure.unflatten(jaxpr_as_fun(closed)(*leaves)))
+                    if is_traced
+                    # Run the Python code itself, so that its values are concrete.
+                    else (lambda *leaves: values_to_losses(leaves))
                 )
-            else:  # nothing is traced: run the Python code itself, so that its values are concrete
-                run = lambda *leaves: values_to_losses(leaves)  # noqa: E731
-            gradients, aux = _gradients(run, leaves, names)
+                gradients, aux = _gradients(run, leaves, names)
             result = pure.release(aux)
         reach = {name: _reached(closed.jaxpr, output) for output, name in enumerate(names)}
         return result, {
             name: [gradients[name][i] if i in reach[name] else None for i in group]
             for name, group in groups.items()
         }
-
-    def undifferentiated(self) -> AbstractContextManager[Any]:
-        """Return an empty context: intermediate results are only stored in a transformation."""
-        return nullcontext()
-
-    def reads_of(self, written: frozenset[int]) -> AbstractContextManager[Any]:
-        """Return an empty context: JAX arrays never change."""
-        return nullcontext()
 
     def gathered(self, x: Tensor) -> Tensor:
         """Return the tensor, which has all rows of the batch already."""
@@ -135,7 +129,7 @@ class JaxBackend(JaxControlFlow):
         with keras_random(), scope:  # variables are initialized at the scope's end, after the trace
             closed = jax.make_jaxpr(abstract)(arrays)
         if step.ranges is not None and step.ranges.used:
-            step.ranges.used = computed(step.ranges.used, closed, arrays)
+            step.ranges.used = _computed(step.ranges.used, closed, arrays)
         return scope
 
     def abstract_update(
@@ -146,9 +140,27 @@ class JaxBackend(JaxControlFlow):
             function(tensors)
         return scope
 
-    def compiler(self, steps: int | None) -> str:
-        """Return `"auto"`: the plan chooses."""
-        return "auto"
+    def build_model(self, model: Any, batch: Any) -> None:
+        """Build the model from the shapes of the batch."""
+        build_model(model, batch, required=True)
+
+    def model_step(self, model: Any, name: str, batch: Any) -> Any:
+        """Call the model's step with the values of its variables, and assign those it returns."""
+        groups = [model.trainable_variables, model.non_trainable_variables]
+        if name == "train_step":
+            groups.append([] if model.optimizer is None else model.optimizer.variables)
+        if name != "predict_step":
+            groups.append(model.metrics_variables)
+        state = tuple([v.value for v in group] for group in groups)
+        with free_layouts():
+            logs, after = getattr(model, name)(state, batch)
+        if name == "predict_step":  # it returns one group, which changes nothing
+            return logs
+        for group, old, new in zip(groups, state, after, strict=True):
+            for variable, before, value in zip(group, old, new, strict=True):
+                if value is not before:
+                    variable.assign(value)
+        return logs
 
     def executor(self, program: Program, options: Options) -> Executor:
         """Return the executor of the jitted loop, or the eager one."""
@@ -157,7 +169,7 @@ class JaxBackend(JaxControlFlow):
             if several is not None:
                 adopt(program.seeds)
             put = self.to_device if several is None else lambda x: several.put(standard(x))
-            return EagerExecutor(program, _eager_step, put, processes.whole, device)
+            return EagerExecutor(program, _eager_step, put, layouts.whole, device)
         return JaxExecutor(program)
 
     def caller(
@@ -186,24 +198,9 @@ class JaxBackend(JaxControlFlow):
         value = isinstance(error, AttributeError) and error.name in ("numpy", "item", "tolist")
         return hints.VALUE if value else ""
 
-    def bfloat16_pays(self) -> bool:
-        """Return False: on CPUs bfloat16 has 0.6 (matmul) to 0.9 (conv) times float32's speed."""
-        return False
-
     def distribute(self, devices: Any) -> None:
         """Set Keras' distribution: `DataParallel` over the first devices, or a given one."""
         layouts.distribute(devices)
-
-    def join_processes(self, group: ProcessGroup, address: str) -> None:
-        """Let JAX see the devices of all processes; it must not have started yet."""
-        processes.join(group, address)
-
-    def summation(self) -> None:
-        """Return None: programs run on the devices of all processes."""
-
-    def computes_own_rows(self, examples: int) -> bool:
-        """Return whether the layout of a batch gives the devices of each process its rows."""
-        return layouts.gives_own_rows(examples)
 
     def refused_distribution(
         self, variables: Sequence[Variable], built: bool
@@ -231,32 +228,44 @@ class JaxBackend(JaxControlFlow):
             self._had_float64 = bool(jax.config.read("jax_enable_x64"))
         jax.config.update("jax_enable_x64", on or self._had_float64)
 
-    def trace(self, directory: Path) -> AbstractContextManager[None]:
-        """Return a context in which the profiler records."""
-        return tracing(directory)
-
-    def own_random(self) -> AbstractContextManager[Any]:
-        """Return an empty context: JAX has no global random state."""
-        return nullcontext()
+    @contextmanager
+    def trace(self, directory: Path) -> Generator[None]:
+        """Let JAX's profiler record, and write its events as a Perfetto trace too."""
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0  # otherwise every call of every Python function is traced
+        jax.profiler.start_trace(str(directory), profiler_options=options)
+        try:
+            yield
+        finally:
+            jax.profiler.stop_trace()
+        file = newest(directory, "*.xplane.pb")
+        data = jax.profiler.ProfileData.from_file(str(file))
+        spans = (
+            TraceEvent(plane.name, line.name, x.name, x.start_ns / 1e3, x.duration_ns / 1e3)
+            for plane in data.planes
+            for line in plane.lines
+            for x in line.events
+        )
+        write_trace(spans, directory)
 
     def read(self, variable: Variable) -> Any:
         """Return a copy of a variable's value as a NumPy array."""
-        return np.array(processes.whole(variable._value))
+        return np.array(layouts.whole(variable._value))
 
     def stage(self, variable: Variable, buffer: Any) -> Any:
         """Return the value itself, as JAX arrays are immutable; on a CPU without a copy."""
         x = variable._value
-        return processes.own_parts(x) if processes.is_split(x) else np.asarray(x)
+        return layouts.own_parts(x) if layouts.is_split(x) else np.asarray(x)
 
     def write(self, variable: Variable, value: Any) -> None:
         """Set a variable, which keeps its layout; on several devices, each is sent its part."""
-        layout = layout_of(variable)
+        layout, dtype = layout_of(variable), variable._value.dtype
         if isinstance(value, StoredParts) and layout is not None:
-            value = processes.put_stored(value, layout, jnp.dtype(variable._dtype))
+            value = layouts.put_stored(value, layout, dtype)
         elif layout is not None and not isinstance(value, jax.Array):
-            value = np.asarray(value, dtype=jnp.dtype(variable._dtype))
+            value = np.asarray(value, dtype=dtype)
         else:
-            value = jnp.asarray(value, dtype=variable._dtype)
+            value = jnp.asarray(value, dtype=dtype)
         variable._direct_assign(value)
 
     def keep(self, variable: Variable) -> Any:
@@ -265,26 +274,60 @@ class JaxBackend(JaxControlFlow):
 
     def is_split(self, variables: Iterable[Variable]) -> bool:
         """Return whether devices of other processes hold parts of a variable."""
-        return processes.several() and any(processes.is_split(v._value) for v in variables)
+        return layouts.several() and any(layouts.is_split(v._value) for v in variables)
 
     def finite(self, variables: Sequence[Variable]) -> Sequence[bool]:
-        """Check all variables in one program; on a CPU with NumPy, which needs no compilation."""
+        """Check all variables in one program; on a CPU with NumPy, which needs no compilation.
+
+        There, each process checks the parts that it holds.
+        """
         values = [v._value for v in variables]
         if jax.default_backend() == "cpu":
-            found = [processes.is_finite(x) for x in values]
-            if not self.is_split(variables):
-                return found
-            all_found = process_group().exchange(found, "checking that values are finite")
-            return [all(flags) for flags in zip(*all_found, strict=True)]
+            return [layouts.is_finite(x) for x in values]
         return np.asarray(_finite(values)).tolist()
 
     def to_numpy(self, tensor: Any) -> Any:
         """Return a tensor as a NumPy array."""
-        return processes.whole(tensor)
+        return layouts.whole(tensor)
 
     def to_device(self, array: Any) -> Tensor:
         """Convert an array to a JAX array; 64-bit types become 32-bit, unless x64 is enabled."""
         return jnp.asarray(standard(array))
+
+
+_LARGE = ("dot_general", "conv_general_dilated", "scan", "while", "sort", "pure_callback")
+"""Primitives that take long, or do something else than compute."""
+
+
+def _computed(
+    used: Sequence[tuple[Limit, Tensor]], closed: Any, batch: Sequence[Any]
+) -> list[tuple[Limit, Any]]:
+    """Compute the smallest and the largest integers that a traced step uses.
+
+    Those that depend on a matrix product, a convolution or a loop are left out, since computing
+    them takes as long as compiling the step. Such integers are a model's own predictions. What the
+    step prints or calls is left out too, since a dry run must have no effects.
+
+    Args:
+        used: The limits, each with a tensor of the trace.
+        closed: The jaxpr of the trace, whose first outputs are these tensors.
+        batch: The arrays of the batch, on the device.
+    """
+    dce_jaxpr = INTERNALS["dce_jaxpr"].get()
+    if dce_jaxpr is None:
+        return []
+    outputs = len(closed.jaxpr.outvars)
+    jaxpr = closed.jaxpr.replace(eqns=[e for e in closed.jaxpr.eqns if e.outvars or not e.effects])
+    chosen: list[int] = []
+    for i in range(len(used)):
+        part, _ = dce_jaxpr(jaxpr, [j == i for j in range(outputs)])
+        if not part.effects and not primitives(part).intersection(_LARGE):
+            chosen.append(i)
+    part, needed = dce_jaxpr(jaxpr, [j in chosen for j in range(outputs)])
+    inputs = [x for x, is_needed in zip(batch, needed, strict=True) if is_needed]
+    run = jax.jit(jaxpr_as_fun(type(closed)(part, closed.consts)))
+    found = jax.device_get(run(*inputs)) if chosen else []
+    return [(used[i][0], ends) for i, ends in zip(chosen, found, strict=True)]
 
 
 @jax.jit
@@ -312,6 +355,42 @@ def _gradients(
     return gradients, aux
 
 
+def _is_pure(closed: Any) -> bool:
+    """Return whether a jaxpr only computes, without a branch that could run as Python."""
+    return not closed.effects and "cond" not in primitives(closed.jaxpr)
+
+
+_PROGRAMS: Final = 32
+_programs: dict[str, Callable[..., Any]] = {}
+
+
+def _reused(
+    closed: Any, structure: Any, names: Sequence[str], leaves: Sequence[Tensor]
+) -> tuple[dict[str, Sequence[Tensor]], Any]:
+    """Differentiate a jaxpr in one program, or in an earlier one whose jaxpr has the same text.
+
+    The text is that of the derivative, which holds each operation with its settings, and numbers;
+    arrays are arguments. Of a custom gradient, the first jaxpr holds only the name of the rule.
+    """
+
+    def differentiate(leaves: Sequence[Tensor]) -> Any:
+        run = jaxpr_as_fun(closed)
+        return _gradients(lambda *x: structure.unflatten(run(*x)), leaves, names)
+
+    derivative, shapes = jax.make_jaxpr(differentiate, return_shape=True)(leaves)
+    key = str(derivative.jaxpr)
+    if key not in _programs:
+
+        def program(consts: Sequence[Tensor], leaves: Sequence[Tensor]) -> Any:
+            return jaxpr_as_fun(type(derivative)(derivative.jaxpr, consts))(*leaves)
+
+        if len(_programs) == _PROGRAMS:
+            _programs.clear()
+        _programs[key] = jax.jit(program)
+    results = _programs[key](derivative.consts, leaves)
+    return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+
 def _reached(jaxpr: Any, output: int) -> set[int]:
     """Return the inputs of a jaxpr that one output depends on differentiably.
 
@@ -319,7 +398,7 @@ def _reached(jaxpr: Any, output: int) -> set[int]:
     assumed to depend on all inputs of the loop.
     """
     last = jaxpr.outvars[output]
-    needed: set[Any] = {last} if isinstance(last, Var) else set()
+    needed: set[Any] = set() if _is_literal(last) else {last}
     for equation in reversed(jaxpr.eqns):
         hit = [i for i, v in enumerate(equation.outvars) if v in needed]
         if not hit or equation.primitive.name == "stop_gradient":
@@ -339,9 +418,14 @@ def _reached(jaxpr: Any, output: int) -> set[int]:
                 used = sorted(set[int]().union(*(_reached(inner, i) for i in hit)))
         for i in used:
             variable = equation.invars[i]
-            if isinstance(variable, Var) and _is_float(variable.aval):
+            if not _is_literal(variable) and _is_float(variable.aval):
                 needed.add(variable)
     return {i for i, v in enumerate(jaxpr.invars) if v in needed}
+
+
+def _is_literal(part: Any) -> bool:
+    """Return whether a part of a jaxpr is a value, and not a variable."""
+    return hasattr(part, "val")
 
 
 def _is_float(aval: Any) -> bool:

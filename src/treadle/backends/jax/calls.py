@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import prod
 from typing import Any, Final
 
 import jax
@@ -15,9 +16,8 @@ from ..scope import Scope
 from ..step_context import running
 from ..types import Variable
 from ..window import Window, capacity, padded
-from .layouts import active_layouts, adopt, on_device
+from .layouts import active_layouts, adopt, on_device, several
 from .patches import keras_random
-from .processes import several
 from .windows import batch_at, convolves, device_leaves
 
 # The number of batches in one call, which saves the Python code around a call for each of them.
@@ -100,7 +100,7 @@ class JitCaller:
     def _pays(self, inputs: Any) -> bool:
         """Return whether several batches run faster in one call than in several calls."""
         traced = self._pure.trace(self._state(), inputs, np.int32(0))
-        nbytes = sum(x.size * x.dtype.itemsize for x in traced.out_info)
+        nbytes = sum(prod(x.shape) * x.dtype.itemsize for x in traced.out_info)
         return not convolves(traced.jaxpr.jaxpr) and nbytes * MOST_BATCHES <= MOST_BYTES
 
     def _join(self, state: Any, held: Any, rows: Any, count: Any) -> Any:

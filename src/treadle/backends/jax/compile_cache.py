@@ -1,12 +1,9 @@
 """Compiled programs are kept on disk, so that the next process need not compile them again.
 
-JAX has a persistent compilation cache: it computes a key for each program, and serializes compiled
-programs. Treadle turns it on, and keeps the files itself, because those of JAX are not written
-atomically and not checksummed, and JAX limits their size only if another package is installed.
-
-A file is trusted: it contains machine code that will run. The folder therefore belongs to the user
-and only the user may write to it; no run directory, checkpoint or other file that Treadle reads
-can name it. Nothing in it is pickled.
+JAX has a persistent compilation cache, with a key for each program. Treadle turns it on, in a
+folder of its own, which is trusted: its files contain machine code that will run. The folder
+therefore belongs to the user and only the user may write to it; no run directory, checkpoint or
+other file that Treadle reads can name it.
 
 JAX's key contains the program, its compile options, the versions of JAX's libraries and the kind of
 accelerator. It does not contain what a program for a CPU depends on: the processor, whose
@@ -18,115 +15,30 @@ import hashlib
 import os
 import platform
 import stat
-import sys
-import threading
-import time
 import warnings
 from contextlib import suppress
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import jax
 from jax import __version__ as jax_version
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
+from jaxlib.version import __file__ as jaxlib_version_file
 from jaxlib.version import __version__ as jaxlib_version
 
-from ...core import compile_cache
-from ...core.cores import cores
-from ...errors import BackendError, TreadleWarning
-from .patches import INTERNALS
+from ...core import process_settings
+from ...core.process_settings import cores
+from ...errors import TreadleWarning
 
-# Programs that JAX and Keras compile for initial weights take 10 to 50 ms each, and reading one
-# takes 3 ms. There are dozens of them before the first step, so all programs are kept.
-_LEAST_SECONDS = 0.0
-_LARGEST = 2**30  # bytes of all programs; those of a small network take 0.1 MB, of a large one 5 MB
-_LEFT_BY_PRUNING = 0.8
-_DIGEST = hashlib.sha256().digest_size
-_SUFFIX, _TEMPORARY = ".program", ".tmp"
-_STALE = 3600.0  # seconds after which a temporary file has lost its writer
+LARGEST: Final = 2**30
+"""Bytes of all programs; those of a small network take 0.1 MB, of a large one 5 MB. JAX limits
+them itself only if another package is installed, and then reads a second file for each program."""
+LEFT_BY_PRUNING: Final = 0.8
+RIGHT_SINCE: Final = (0, 6, 1)
+"""The version of JAX since which a program read from the cache gives the values of a compiled one.
 
-
-class ProgramStore:
-    """Serialized programs, one per file, with checksums and a limit of the total size.
-
-    Implements the interface of JAX's file cache. No method raises an error: a program that cannot
-    be read is compiled again, and the first failure to write is reported as a warning.
-
-    Args:
-        directory: The folder for programs of this machine and these versions.
-        largest: Bytes of all programs in the parent folder; the least recently used are removed.
-    """
-
-    def __init__(self, directory: Path, largest: int = _LARGEST) -> None:
-        self._path = directory
-        self._largest = largest
-        self._total: int | None = None
-        self._writes = True
-        self._lock = threading.Lock()
-
-    def get(self, key: str) -> bytes | None:
-        """Return a program, or None if it is absent, damaged, or programs are not kept now."""
-        if compile_cache.folder() is None:
-            return None
-        file = self._file(key)
-        try:
-            content = file.read_bytes()
-        except OSError:
-            return None
-        digest, program = content[:_DIGEST], content[_DIGEST:]
-        if hashlib.sha256(program).digest() != digest:
-            with suppress(OSError):
-                file.unlink()
-            return None
-        with suppress(OSError):
-            os.utime(file)  # most recently used
-        return program
-
-    def put(self, key: str, value: bytes) -> None:
-        """Write a program atomically; after the first failure, write no more."""
-        if compile_cache.folder() is None or not self._writes:
-            return
-        file = self._file(key)
-        temporary = file.with_suffix(f".{os.getpid()}-{threading.get_ident()}{_TEMPORARY}")
-        try:
-            temporary.write_bytes(hashlib.sha256(value).digest() + value)
-            os.replace(temporary, file)
-        except OSError as error:
-            self._writes = False
-            with suppress(OSError):
-                temporary.unlink()
-            _warn(self._path, f"cannot be written to: {error.strerror or error}")
-            return
-        with suppress(OSError):
-            self._limit(_DIGEST + len(value))
-
-    def _file(self, key: str) -> Path:
-        """Return a program's file. The end of a key is its hash; names of functions may be long."""
-        return self._path / f"{key[-100:]}{_SUFFIX}"
-
-    def _limit(self, added: int) -> None:
-        """Remove the least recently used programs once all together are too large."""
-        with self._lock:
-            if self._total is not None:
-                self._total += added
-            if self._total is not None and self._total <= self._largest:
-                return
-            found: list[tuple[float, int, Path]] = []
-            for file in self._path.parent.glob("jax-*/*"):
-                with suppress(OSError):  # other processes remove files too
-                    facts = file.lstat()
-                    if file.suffix == _SUFFIX:
-                        found.append((facts.st_mtime, facts.st_size, file))
-                    elif file.suffix == _TEMPORARY and facts.st_mtime < time.time() - _STALE:
-                        file.unlink()
-            self._total = sum(size for _, size, _ in found)
-            if self._total <= self._largest:
-                return
-            for _, size, file in sorted(found):
-                if self._total <= self._largest * _LEFT_BY_PRUNING:
-                    break
-                with suppress(OSError):
-                    file.unlink()
-                self._total -= size
+On CPUs, windows of steps read by JAX 0.5.1, 0.5.3 and 0.6.0 return zeros, without an error."""
 
 
 def enable_compile_cache() -> None:
@@ -134,30 +46,66 @@ def enable_compile_cache() -> None:
 
     Never raises an error: without the folder, programs are compiled as ever.
     """
-    base = compile_cache.folder()
+    process_settings.when_switched = _switch
+    base = process_settings.compile_cache_folder()
     config: Any = jax.config
-    if base is None or config.jax_compilation_cache_dir or not config.jax_enable_compilation_cache:
+    if not config.jax_enable_compilation_cache:
+        return
+    if jax.__version_info__ < RIGHT_SINCE:
+        if config.jax_compilation_cache_dir:
+            warnings.warn(
+                f"JAX {jax_version} may compute other values with a program that it reads from "
+                f"{config.jax_compilation_cache_dir}: install JAX 0.6.1 or newer, or unset "
+                "jax_compilation_cache_dir",
+                TreadleWarning,
+                stacklevel=2,
+            )
+        return
+    if base is None or config.jax_compilation_cache_dir:
         return
     directory = base / f"jax-{jax_version}-{jaxlib_version}-{machine()}"
     try:
-        original: Any = INTERNALS["get_file_cache"].resolve()
         trouble = _make(base) or _make(directory)
-    except (OSError, BackendError) as error:
-        original, trouble = None, f"cannot be used: {getattr(error, 'strerror', None) or error}"
+    except OSError as error:
+        trouble = f"cannot be used: {error.strerror or error}"
     if trouble:
         _warn(base, trouble)
         return
-    largest = config.jax_compilation_cache_max_size
-    store = ProgramStore(directory, largest if largest >= 0 else _LARGEST)
-
-    def file_cache(path: str) -> Any:
-        """Return the store for its folder, and JAX's own cache for any other."""
-        return (store, path) if path == str(directory) else original(path)
-
-    sys.modules[original.__module__].get_file_cache = file_cache  # type: ignore[attr-defined]
+    prune(base)
     config.update("jax_compilation_cache_dir", str(directory))
-    config.update("jax_persistent_cache_min_compile_time_secs", _LEAST_SECONDS)
+    # Programs that JAX and Keras compile for initial weights take 10 to 50 ms each, and reading one
+    # takes 3 ms. There are dozens of them before the first step, so all programs are kept.
+    config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    _directories.append(str(directory))
+
+
+_directories: list[str] = []  # that JAX was given
+
+
+def _switch(on: bool) -> None:
+    if jax.config.jax_compilation_cache_dir in _directories:  # pyright: ignore[reportAttributeAccessIssue]
+        jax.config.update("jax_enable_compilation_cache", on)
+        reset_cache()  # JAX looks at the setting once
+    elif on:
+        enable_compile_cache()
+
+
+def prune(base: Path, largest: int = LARGEST) -> None:
+    """Remove the oldest programs of all versions and machines if together they are too large."""
+    found: list[tuple[float, int, Path]] = []
+    for file in base.glob("jax-*/*"):
+        with suppress(OSError):  # other processes remove files too
+            facts = file.lstat()
+            found.append((facts.st_mtime, facts.st_size, file))
+    total = sum(size for _, size, _ in found)
+    most = total if total <= largest else largest * LEFT_BY_PRUNING
+    for _, size, file in sorted(found):
+        if total <= most:
+            return
+        with suppress(OSError):
+            file.unlink()
+        total -= size
 
 
 def machine() -> str:
@@ -184,6 +132,25 @@ def _processor() -> list[str]:
     return [f"{name.strip()}={value.strip()}" for name, _, value in pairs if name.strip() in names]
 
 
+_NOT_OPTIMIZED: Final = "JAX_DISABLE_MOST_OPTIMIZATIONS"
+_FLAG: Final = "xla_cpu_use_fusion_emitters"
+
+
+def compile_fast() -> None:
+    """Let XLA generate code for CPUs in half the time, if JAX is set not to optimize it.
+
+    XLA reads its flags once, when it starts, and ends the process at one that it does not know. So
+    the name is looked for in its library.
+    """
+    if os.environ.get(_NOT_OPTIMIZED) != "1" or _FLAG in (flags := os.environ.get("XLA_FLAGS", "")):
+        return
+    folder = Path(jaxlib_version_file).parent
+    for library in (*folder.glob("libjax_common.*"), *folder.glob("xla_extension.*")):
+        with library.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+            if content.find(_FLAG.encode()) >= 0:
+                os.environ["XLA_FLAGS"] = f"{flags} --{_FLAG}=false".strip()
+
+
 def _make(directory: Path) -> str:
     """Make a folder that only the user may enter; return why an existing one is not safe, or ""."""
     directory.parent.mkdir(parents=True, exist_ok=True)
@@ -206,7 +173,7 @@ def _warn(directory: Path, trouble: str) -> None:
     with suppress(Warning):
         warnings.warn(
             f"compiled programs are not kept for the next run: the folder {directory} {trouble}. "
-            f"Set {compile_cache.VARIABLE} to another folder, or to off",
+            f"Set {process_settings.COMPILE_CACHE} to another folder, or to off",
             TreadleWarning,
             stacklevel=2,
         )

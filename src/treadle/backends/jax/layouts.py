@@ -18,16 +18,16 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from ...core import structures
 from ...core.float64 import CONVERTED, is_on
-from ...core.processes import own_rows, process_group
+from ...core.split_arrays import Grid, OwnParts, Readable, region_of
 from ...errors import ConfigurationError, DataError
 from ..base import RefusedDistribution
 from ..types import Tensor, Variable
-from ..window import Rows
-from .processes import put, several
+from ..window import Rows, own_rows
 
 VIRTUAL_DEVICES: Final = "--xla_force_host_platform_device_count"
 _SET: Final = (
@@ -98,11 +98,21 @@ def _layouts(mesh: Mesh, axis: str | None) -> Layouts:
 
 
 def active_layouts() -> Layouts | None:
-    """Return the layouts of Keras' distribution; None if it has one device, or there is none."""
+    """Return the layouts of Keras' distribution; None if it has one device, or there is none.
+
+    Raises:
+        ConfigurationError: The distribution is of Keras 3.9, which makes other layouts.
+    """
     distribution = keras.distribution.distribution()
     if distribution is None or distribution.device_mesh.devices.size == 1:
         return None
-    return _layouts(distribution.device_mesh.backend_mesh, distribution.batch_dim_name)
+    mesh = getattr(distribution.device_mesh, "backend_mesh", None)
+    if mesh is None:
+        raise ConfigurationError(
+            f"training on several devices of JAX needs Keras 3.10 or newer, but this is Keras "
+            f"{keras.__version__}: install a newer version, or set no keras.distribution"
+        )
+    return _layouts(mesh, distribution.batch_dim_name)
 
 
 def layout_of(variable: Variable) -> NamedSharding | None:
@@ -223,9 +233,17 @@ def described() -> str:
     return f"{layouts.mesh.size} × {kind}{more}"
 
 
-def refused(variables: Sequence[Variable], built: bool) -> RefusedDistribution | None:
-    """Return why a loop cannot train with variables, or None; see `base.Devices`."""
-    if several() and process_group().size == 1:
+def refused(
+    variables: Sequence[Variable], built: bool, joined: bool = False
+) -> RefusedDistribution | None:
+    """Return why a loop cannot train with variables, or None; see `base.Devices`.
+
+    Args:
+        variables: The variables of a task, without the states of seed generators.
+        built: Whether all variables of a training step exist.
+        joined: Whether Treadle has connected the processes of JAX.
+    """
+    if several() and not joined:
         fault = f"runs in {jax.process_count()} processes, which were not connected by Treadle"
         return RefusedDistribution(
             fault, "call treadle.setup, which connects them, instead of jax.distributed.initialize"
@@ -251,7 +269,7 @@ def refused(variables: Sequence[Variable], built: bool) -> RefusedDistribution |
             )
             return RefusedDistribution(fault, _SET, variable)
     model = isinstance(keras.distribution.distribution(), keras.distribution.ModelParallel)
-    if built and layouts is not None and model and not any(map(_is_split, variables)):
+    if built and layouts is not None and model and not any(map(_has_split_layout, variables)):
         paths = [v.path for v in variables if v.trainable]
         more = f" and {len(paths) - _LISTED} more" if len(paths) > _LISTED else ""
         return RefusedDistribution(
@@ -262,7 +280,7 @@ def refused(variables: Sequence[Variable], built: bool) -> RefusedDistribution |
     return None
 
 
-def _is_split(variable: Variable) -> bool:
+def _has_split_layout(variable: Variable) -> bool:
     layout = layout_of(variable)
     return layout is not None and any(axis is not None for axis in layout.spec)
 
@@ -274,10 +292,10 @@ def gives_own_rows(examples: int) -> bool:
     """
     layouts = active_layouts()
     if layouts is None:
-        return process_group().size == 1
+        return not several()
     shape = (examples,)
     for device, index in layouts.of_batch(np.empty(shape)).devices_indices_map(shape).items():
-        first, count = own_rows(examples, device.process_index)
+        first, count = own_rows(examples, device.process_index, jax.process_count())
         start, stop, _ = index[0].indices(examples)
         if start < first or stop > first + count:
             return False
@@ -291,3 +309,70 @@ def adopt(variables: Iterable[Variable]) -> None:
         if variable._layout is None:
             variable._layout = distribution.get_variable_layout(variable)
             variable._direct_assign(variable._value)
+
+
+def several() -> bool:
+    """Return whether JAX runs in several processes."""
+    return jax.process_count() > 1
+
+
+def put(x: Any, layout: Sharding) -> Any:
+    """Copy an array that every process has to the devices; each process sends the parts of its own.
+
+    `jax.device_put` would first compare the arrays of all processes.
+    """
+    if not several():
+        return jax.device_put(x, layout)
+    x = np.asarray(x)
+    return jax.make_array_from_callback(x.shape, layout, lambda index: x[index])
+
+
+def put_stored(x: Readable, layout: Sharding, dtype: Any) -> jax.Array:
+    """Copy an array to the devices, of which each process reads what its devices hold."""
+    read: dict[str, np.ndarray] = {}  # devices may hold the same
+
+    def part(index: Any) -> np.ndarray:
+        if str(index) not in read:
+            read[str(index)] = np.asarray(x[index], dtype)
+        return read[str(index)]
+
+    return jax.make_array_from_callback(x.shape, layout, part)
+
+
+def own_parts(x: jax.Array) -> OwnParts:
+    """Return the parts of a split array that this process writes to checkpoints.
+
+    Processes that hold the same parts write them in turns.
+    """
+    everywhere = x.sharding.devices_indices_map(x.shape)
+    regions = {device: region_of(index, x.shape) for device, index in everywhere.items()}
+    grid = Grid.of(x.shape, list(regions.values()))
+    numbers = {str(region): number for number, region in enumerate(grid.regions())}
+    holders: list[set[int]] = [set() for _ in numbers]
+    for device, region in regions.items():
+        holders[numbers[str(region)]].add(device.process_index)
+    owners = [sorted(them)[number % len(them)] for number, them in enumerate(holders)]
+    own: dict[int, np.ndarray] = {}
+    for shard in x.addressable_shards:
+        number = numbers[str(region_of(shard.index, x.shape))]
+        if owners[number] == jax.process_index() and number not in own:
+            own[number] = np.array(shard.data)
+    return OwnParts(grid, np.dtype(x.dtype), tuple(owners), own)
+
+
+def is_finite(x: jax.Array) -> bool:
+    """Return whether all values of an array are finite, of those that this process holds."""
+    parts = [shard.data for shard in x.addressable_shards] if is_split(x) else [x]
+    return all(bool(np.isfinite(np.asarray(part)).all()) for part in parts)
+
+
+def is_split(x: Any) -> bool:
+    """Return whether devices of other processes hold parts of an array."""
+    return not (x.is_fully_addressable or x.is_fully_replicated)
+
+
+def whole(x: Any) -> np.ndarray:
+    """Return an array of the devices as NumPy; all processes must call this if it is split."""
+    if isinstance(x, jax.Array) and is_split(x):
+        x = multihost_utils.process_allgather(x, tiled=True)
+    return np.asarray(x)

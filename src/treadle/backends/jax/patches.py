@@ -5,79 +5,86 @@
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
-from ...core.internals import KERAS, Attribute, Internal
-from ...core.keras_internals import global_state, seed_generator
+import keras
+
+from ...core.internals import Attributes, Internal
+from ...core.keras_internals import global_seed_generator
 
 INTERNALS: dict[str, Internal] = {
     "global_seed_generator": Internal(
-        "keras.src.random.seed_generator:global_seed_generator",
+        ("keras.src.random.seed_generator:global_seed_generator",),
         "patched: Keras rejects unseeded random numbers while JAX traces, as the state of its "
-        "generator would become a constant",
-        "https://github.com/keras-team/keras/issues/18426",
-        "()",
-    ),
-    "get_file_cache": Internal(
-        "jax._src.compilation_cache:get_file_cache",
-        "patched: JAX's files of compiled programs are not written atomically and not checksummed",
-        "https://github.com/jax-ml/jax/blob/main/jax/_src/compilation_cache.py",
-        "(path)",
+        "generator would become a constant: https://github.com/keras-team/keras/issues/18426",
+        ("()",),
     ),
     "get_opaque_trace_state": Internal(
-        "jax._src.core:get_opaque_trace_state",
-        "identifies a trace; public as `jax.core` or `jax.extend.core`, depending on the version",
-        "https://github.com/jax-ml/jax/blob/main/jax/_src/core.py",
-        "(convention=None)",
+        ("jax.extend.core:get_opaque_trace_state", "jax.core:get_opaque_trace_state"),
+        "identifies a trace",
+        ("(convention=None)", "(convention)"),
     ),
     "dce_jaxpr": Internal(
-        "jax.interpreters.partial_eval:dce_jaxpr",
+        ("jax.interpreters.partial_eval:dce_jaxpr",),
         "what the indices and labels of a step depend on, without the rest of the step",
-        "https://github.com/jax-ml/jax/blob/main/jax/interpreters/partial_eval.py",
-        "(jaxpr, used_outputs, instantiate=False)",
+        ("(jaxpr, used_outputs, instantiate=False)",),
+        need="feature",
+        lost="indices and labels out of range are not checked",
     ),
     "jaxpr_as_fun": Internal(
-        "jax.extend.core:jaxpr_as_fun",
-        "a step is traced once, and its jaxpr is run in every program that is compiled of it",
-        "https://github.com/jax-ml/jax/blob/main/jax/extend/core/__init__.py",
-        "(closed_jaxpr, *args)",
-    ),
-    "ClosedJaxpr": Internal(
-        "jax.extend.core:ClosedJaxpr",
-        "makes a part of a jaxpr a function",
-        "https://github.com/jax-ml/jax/blob/main/jax/extend/core/__init__.py",
-    ),
-    "JaxVariable": Internal(
-        "keras.src.backend.jax.core:JaxVariable",
-        "patched in `ahead.py`: variables get the values of steps when one of them is read",
-        f"{KERAS}/backend/jax/core.py",
-    ),
-    "Var": Internal(
-        "jax.extend.core:Var",
-        "distinguishes variables of a jaxpr from its literals, to find what a loss depends on",
-        "https://github.com/jax-ml/jax/blob/main/jax/extend/core/__init__.py",
+        ("jax.extend.core:jaxpr_as_fun",),
+        "a step is traced once, and its jaxpr, or a part of it, is run in every program",
+        ("(closed_jaxpr, *args)",),
     ),
 }
 
-ATTRIBUTES: dict[str, Attribute] = {
-    "_value": Attribute(
-        "Variable",
-        "the only place of a variable's array: it is missing until the array is wanted",
-        f"{KERAS}/backend/common/variables.py",
-    ),
-    "_direct_assign": Attribute(
-        "Variable",
-        "sets a value without the checks and casts of `assign`, which take longer than a step",
-        f"{KERAS}/backend/jax/core.py",
+ATTRIBUTES: dict[str, Attributes] = {
+    "Variable": Attributes(
+        ("_layout",),
+        "keras.src.backend",
+        "the layout on several devices with which a variable was created",
     ),
 }
 
-get_opaque_trace_state: Any = INTERNALS["get_opaque_trace_state"].resolve()
-dce_jaxpr: Any = INTERNALS["dce_jaxpr"].resolve()
+get_opaque_trace_state: Any = partial(
+    INTERNALS["get_opaque_trace_state"].resolve(),
+    convention="nnx",  # any of its two: before JAX 0.6 it has no default
+)
 jaxpr_as_fun: Any = INTERNALS["jaxpr_as_fun"].resolve()
-ClosedJaxpr: Any = INTERNALS["ClosedJaxpr"].resolve()
-JaxVariable: Any = INTERNALS["JaxVariable"].resolve()
-Var: Any = INTERNALS["Var"].resolve()
+
+
+_ENFORCES: Final = "_enforce_jax_state_sharding"
+
+
+@contextmanager
+def free_layouts() -> Generator[None]:
+    """Let the steps of compiled models leave the layouts of their state alone.
+
+    Before Keras 3.12, they constrain the state to layouts that only `fit` of Keras records. Newer
+    versions have no such method, and nothing is patched there.
+    """
+    kind: Any = keras.Model
+    original = getattr(kind, _ENFORCES, None)
+    if original is None:
+        yield
+        return
+
+    def unchanged(
+        model: Any,
+        trainable_variables: Any = None,
+        non_trainable_variables: Any = None,
+        optimizer_variables: Any = None,
+        metrics_variables: Any = None,
+    ) -> tuple[Any, ...]:
+        return trainable_variables, non_trainable_variables, optimizer_variables, metrics_variables
+
+    holder = next(x for x in kind.__mro__ if _ENFORCES in vars(x))
+    setattr(holder, _ENFORCES, unchanged)
+    try:
+        yield
+    finally:
+        setattr(holder, _ENFORCES, original)
 
 
 @contextmanager
@@ -87,8 +94,6 @@ def keras_random() -> Generator[None]:
     Keras raises an error, since its global generator would become a constant. Here the generator's
     state is part of the step's state, so it does not.
     """
-    generator = global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
-    if generator is None:
-        generator = seed_generator.global_seed_generator()
+    generator = global_seed_generator()
     with INTERNALS["global_seed_generator"].replaced(lambda: generator):
         yield

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from ...core import structures
-from ...core.keras_internals import get_stateless_scope, in_stateless_scope
+from ...core.keras_internals import stateless_scope
 from ..scope import Scope, hand_outward
 from ..step_context import context
 from ..types import Tensor, Variable, Weighted
@@ -76,7 +76,7 @@ class Pure:
                 for (key, variable), value in zip(self.changed.items(), values, strict=True)
             }
         )
-        outer = get_stateless_scope()
+        outer = stateless_scope()
         if outer is not None:
             outer.losses[:] = losses
             for loss, layers in zip(losses, self.layers_of_losses, strict=True):
@@ -91,7 +91,7 @@ jax.tree_util.register_dataclass(Weighted, ["value", "weight"], [])
 @contextmanager
 def stateful() -> Generator[None]:
     """Ensure that a scope collects assignments; outside of a step, apply them at the end."""
-    if in_stateless_scope():
+    if stateless_scope() is not None:
         yield
         return
     with keras_random():

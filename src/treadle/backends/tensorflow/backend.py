@@ -1,8 +1,8 @@
 """The TensorFlow backend: a step is traced once, and a window is a graph loop over it."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,37 +11,39 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ...core.cores import cores
-from ...core.keras_internals import in_stateless_scope
+from ...core.keras_internals import stateless_scope
 from ...core.options import Options
-from ...core.processes import ProcessGroup
+from ...core.process_settings import cores
 from ...errors import StepError
 from .. import hints
-from ..base import Caller, Executor, RefusedDistribution, single_device_only
+from ..base import Backend, Caller, Executor, RefusedDistribution, single_device_only
 from ..eager import EagerExecutor
-from ..processes.group import processes, summation
-from ..processes.rows import rows, seen, shared
-from ..processes.shared import SharedExecutor
 from ..program import Program
 from ..recomputing import Recomputed, no_assignments, no_layers
 from ..scope import DirectScope, Scope, hand_losses, hand_outward, restored
 from ..step_context import StepContext, deeper, running
+from ..traces import newest, write_trace
 from ..types import Losses, Tensor, Variable, unweighted
 from .calls import GraphCaller
 from .control_flow import TensorFlowControlFlow
 from .effects import dry_run
-from .patches import AutoTrackable, FuncGraph, true_moments, values_read, wide_floats
-from .processes.engine import connect
+from .patches import (
+    AutoTrackable,
+    FuncGraph,
+    true_moments,
+    values_read,
+    wide_floats,
+)
+from .profile import spans
 from .stateful_draws import step_functions
-from .trace import tracing
 from .windows import TensorFlowExecutor, array, device, placed, tensors
 
 
-class TensorFlowBackend(TensorFlowControlFlow):
+class TensorFlowBackend(TensorFlowControlFlow, Backend):
     """The backend for Keras on TensorFlow."""
 
     name = "tensorflow"
-    compilers = ()
+    bfloat16_pays = True  # it was measured to be 1.5 times as fast
 
     def is_native_variable(self, thing: Any) -> bool:
         """Return whether this is a bare `tf.Variable`."""
@@ -50,7 +52,7 @@ class TensorFlowBackend(TensorFlowControlFlow):
     def native_children(self, thing: Any) -> Mapping[str, Any] | None:
         """Return the attributes of a `tf.Module` or another object that TensorFlow tracks."""
         if isinstance(thing, tf.train.ExponentialMovingAverage):
-            return {"averages": thing._averages}
+            return {"averages": next(x for x in vars(thing).values() if isinstance(x, dict))}
         if not isinstance(thing, AutoTrackable):
             return None
         bookkeeping = "_self_"  # TensorFlow's own attributes, which list all others again
@@ -64,8 +66,7 @@ class TensorFlowBackend(TensorFlowControlFlow):
         groups: Mapping[str, Sequence[int]],
     ) -> tuple[Any, dict[str, list[Tensor | None]]]:
         """Differentiate with a `GradientTape` over the variables, or over their scope's values."""
-        mine, whole = rows(), seen()
-        scoped = in_stateless_scope()
+        scoped = stateless_scope() is not None
         with (
             tf.GradientTape(persistent=len(groups) > 1, watch_accessed_variables=False) as tape,
             deeper() as nested,
@@ -81,12 +82,7 @@ class TensorFlowBackend(TensorFlowControlFlow):
                 tape.watch(source)
             with leaves or nullcontext(), true_moments() if nested else nullcontext():
                 weighted, result = function(inputs)
-                own = losses = {name: unweighted(loss) for name, loss in weighted.items()}
-                if not variables or (nested and not (mine and mine.sums_nested)):
-                    mine = None
-                shares = {} if mine is None else mine.shares(weighted)
-                if shares:
-                    losses = {name: shared(loss, shares[name]) for name, loss in own.items()}
+                losses = {name: unweighted(loss) for name, loss in weighted.items()}
         if leaves is not None:
             hand_outward(leaves.changed())
             hand_losses(leaves)
@@ -97,31 +93,19 @@ class TensorFlowBackend(TensorFlowControlFlow):
                 found: list[Any] = tape.gradient(losses[name], chosen)
             # Embeddings give IndexedSlices; every optimizer and clipping supports dense gradients.
             gradients[name] = [None if g is None else tf.convert_to_tensor(g) for g in found]
-        if nested:
-            return result, gradients if mine is None else mine.summed(gradients)
-        if mine is not None:
-            return mine.reduced(result, gradients, own, shares)
-        if whole is not None and variables:
-            whole.note(own, gradients)
         return result, gradients
-
-    def undifferentiated(self) -> AbstractContextManager[Any]:
-        """Return an empty context: intermediate results are only stored under a tape."""
-        return nullcontext()
 
     def reads_of(self, written: frozenset[int]) -> AbstractContextManager[Any]:
         """Return a context in which these variables are read as tensors."""
         return values_read(written)
 
     def gathered(self, x: Tensor) -> Tensor:
-        """Return the rows of all processes."""
-        mine = rows()
-        return x if mine is None else mine.gathered(x)
+        """Return the tensor, which has all rows of the batch."""
+        return x
 
     def total(self, x: Tensor) -> Tensor:
-        """Return the sum over the processes."""
-        mine = rows()
-        return x if mine is None else mine.total(x)
+        """Return the tensor, which was computed from all rows."""
+        return x
 
     def place(self) -> Any:
         """Return the graph that is being built."""
@@ -162,7 +146,7 @@ class TensorFlowBackend(TensorFlowControlFlow):
         ]
         try:
             with step_functions(), tf.variable_creator_scope(creator):
-                scope, tape = dry_run(function, tensors(batch), step)
+                scope, read = dry_run(function, tensors(batch), step)
         finally:
             for variable, value in [*before, *made]:
                 variable.assign(value)
@@ -176,7 +160,7 @@ class TensorFlowBackend(TensorFlowControlFlow):
             for v in (*scope.foreign.values(), *step.variables.values(), *updated.values())
             if isinstance(v, keras.Variable)
         }
-        for variable in tape.watched_variables():  # native ones that were read
+        for variable in read:
             if id(variable) not in keras_own:
                 scope.foreign[id(variable)] = variable
         return scope
@@ -192,23 +176,23 @@ class TensorFlowBackend(TensorFlowControlFlow):
             scope = restored(lambda: function(tensors), self)
         return scope
 
-    def compiler(self, steps: int | None) -> str:
-        """Return `"auto"`: the plan chooses."""
-        return "auto"
+    def build_model(self, model: Any, batch: Any) -> None:
+        """Do nothing: Keras' `fit` builds a model where it traces the step, as the dry run does."""
+
+    def model_step(self, model: Any, name: str, batch: Any) -> Any:
+        """Call the model's step, which changes variables in place.
+
+        The size of the batch is hidden from the step, as in `fit`: otherwise Keras would average
+        the losses of several outputs over examples.
+        """
+        loss = getattr(model, "_compile_loss", None)
+        if loss is not None and loss.metrics and not tf.executing_eagerly():
+            batch = tf.nest.map_structure(_of_unknown_size, batch)
+        return getattr(model, name)(batch)
 
     def executor(self, program: Program, options: Options) -> Executor:
         """Return the executor of the graph loop, or the eager one."""
-        group = processes()
-
-        def make(program: Program) -> Executor:
-            if options.execution == "eager":
-                return EagerExecutor(program, _eager, self.to_device, self.to_numpy, device())
-            refusal = "" if group is None else "XLA does not compile sums over processes"
-            return TensorFlowExecutor(program, refusal)
-
-        if group is None:
-            return make(program)
-        return SharedExecutor(program, make, _eager, self.to_device, group)
+        return executor(program, options, self)
 
     def caller(
         self, program: Program, reads: Sequence[Variable] | None = None, soon: bool = True
@@ -234,31 +218,18 @@ class TensorFlowBackend(TensorFlowControlFlow):
             return hints.VALUE
         return hints.common(error, self.name)
 
-    def bfloat16_pays(self) -> bool:
-        """Return True on a CPU, where bfloat16 was measured to be 1.5 times as fast as float32."""
-        return not tf.config.list_physical_devices("GPU")
-
     def distribute(self, devices: Any) -> None:
         """Raise an error: a loop trains on one device."""
         raise single_device_only(devices, self.name)
-
-    def join_processes(self, group: ProcessGroup, address: str) -> None:
-        """Connect this process to the others with TensorFlow's collective operations."""
-        connect(group, address)
-
-    def summation(self) -> Callable[[Any], Any] | None:
-        """Return a function that sums an array over all processes; None if there is one."""
-        return summation(self.to_device, self.to_numpy)
-
-    def computes_own_rows(self, examples: int) -> bool:
-        """Return True: each process takes its rows of every batch."""
-        return True
 
     def refused_distribution(
         self, variables: Sequence[Variable], built: bool
     ) -> RefusedDistribution | None:
         """Refuse an active strategy, or one that a variable was created under."""
-        remedy = "create the task, and train, outside of strategy.scope()"
+        remedy = (
+            "create the task, and train, outside of strategy.scope(). Several devices train "
+            "with treadle.setup(devices=…) on JAX, or in several processes (treadle launch)"
+        )
         if tf.distribute.has_strategy():
             kind = _kind(tf.distribute.get_strategy())
             return RefusedDistribution(f"runs under tf.distribute.{kind}, {_ONE}", remedy)
@@ -275,9 +246,6 @@ class TensorFlowBackend(TensorFlowControlFlow):
         gpus = len(tf.config.list_logical_devices("GPU"))
         threads = tf.config.threading.get_intra_op_parallelism_threads()
         devices = f"{gpus} × gpu" if gpus else "cpu"
-        group = processes()
-        if group is not None:
-            devices = f"{devices} ({group.size} processes)"
         return {"devices": devices, "threads": threads or cores()}
 
     def use_deterministic_algorithms(self, late: bool) -> None:
@@ -289,13 +257,16 @@ class TensorFlowBackend(TensorFlowControlFlow):
         placed.clear()
         wide_floats(on)
 
-    def trace(self, directory: Path) -> AbstractContextManager[None]:
-        """Return a context in which the profiler records."""
-        return tracing(directory)
-
-    def own_random(self) -> AbstractContextManager[Any]:
-        """Return an empty context: Keras only draws from its own seeds."""
-        return nullcontext()
+    @contextmanager
+    def trace(self, directory: Path) -> Generator[None]:
+        """Let TensorFlow's profiler record, and write its events as a Perfetto trace too."""
+        tf.profiler.experimental.start(str(directory))
+        try:
+            yield
+        finally:
+            tf.profiler.experimental.stop()
+        file = newest(directory, "*.xplane.pb")
+        write_trace(spans(file.read_bytes()), directory)
 
     def read(self, variable: Variable) -> Any:
         """Return a copy of a variable's value as a NumPy array."""
@@ -340,11 +311,16 @@ class TensorFlowBackend(TensorFlowControlFlow):
 
 
 _ONE = "but a loop trains on one device"
-
-
 _TWO_DTYPES = re.compile(
     r"was expected to be a \w+ tensor but is a \w+ tensor|that does not match type \w+ of argument"
 )
+
+
+def _of_unknown_size(leaf: Any) -> Any:
+    """Return a tensor whose first dimension is unknown while a step is traced."""
+    if not isinstance(leaf, tf.Tensor) or not leaf.shape.rank:
+        return leaf
+    return tf.compat.v1.placeholder_with_default(leaf, [None, *leaf.shape[1:]])
 
 
 def _kind(strategy: Any) -> str:
@@ -382,7 +358,7 @@ def _refuse_others(function: Callable[..., Any], inputs: Sequence[Tensor]) -> No
     with FuncGraph("remat") as graph, graph.as_default(), Scope():
         function(*inputs)
     passed = {id(x) for x in inputs}
-    for tensor in graph.external_captures:
+    for tensor, _ in graph.captures:
         made = not tensor.dtype.is_floating or getattr(tensor, "op", None) is None
         if not made and id(tensor) not in passed and tensor.op.type != "Const":
             raise StepError(
@@ -399,8 +375,22 @@ def _sentence(message: str) -> str:
     return f"TensorFlow reports: {last}" if last != message.strip() else ""
 
 
-def _eager(program: Program) -> AbstractContextManager[Any]:
-    """Return a context in which a `tf.function` that a step calls is Python, as the step is."""
+def executor(program: Program, options: Options, backend: Backend, refusal: str = "") -> Executor:
+    """Return the executor of the graph loop, or the eager one.
+
+    Args:
+        program: The step.
+        options: The options of the loop.
+        backend: Converts arrays and tensors.
+        refusal: Why XLA must not compile the step, as a clause; empty if it may.
+    """
+    if options.execution == "eager":
+        return EagerExecutor(program, around, backend.to_device, backend.to_numpy, device())
+    return TensorFlowExecutor(program, refusal)
+
+
+def around(program: Program) -> AbstractContextManager[Any]:
+    """Return the context of an eager step: a `tf.function` that it calls is Python, as it is."""
     return step_functions()
 
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...core.keras_internals import in_stateless_scope
+from ...core.keras_internals import stateless_scope
 from ..base import Step
-from ..processes.rows import unsplit
 from ..scope import Scope, assign_all, with_values
 from ..step_context import context
 from ..types import Tensor, Variable
@@ -50,9 +49,10 @@ class TensorFlowControlFlow:
 
         Nested differentiation, where variables have the values of a scope, gets a Python loop.
         """
-        function = unsplit(function)
         order = range(count)[::-1] if reverse else range(count)
-        if count and (tf.executing_eagerly() or (in_stateless_scope() and context().depth)):
+        if count and (
+            tf.executing_eagerly() or (stateless_scope() is not None and context().depth)
+        ):
             found: dict[int, list[Tensor]] = {}
             for i in order:
                 carry, found[i] = function(carry, [x[i] for x in inputs])
@@ -61,7 +61,7 @@ class TensorFlowControlFlow:
             rows = [tf.zeros(x.shape[1:], x.dtype) for x in inputs]
             first = function(carry, rows)[1]
         shapes = [tf.TensorSpec.from_tensor(tf.convert_to_tensor(x)) for x in first]
-        if not (carry or reverse or in_stateless_scope()) and inputs:
+        if not (carry or reverse or stateless_scope() is not None) and inputs:
             return [], tf.map_fn(
                 lambda rows: function([], rows)[1],
                 inputs,
@@ -97,7 +97,7 @@ class TensorFlowControlFlow:
             while (maximum is None or number < maximum) and bool(condition(values)):
                 values, number = body(values), number + 1
             return values
-        if in_stateless_scope():
+        if stateless_scope() is not None:
             return _carrying(condition, body, values, maximum)
         return _loop(condition, body, values, maximum)
 
@@ -135,7 +135,7 @@ def _branches(branches: Sequence[Callable[[], list[Tensor]]], choose: Any) -> li
         branches: Functions that return tensors of the same shapes and dtypes.
         choose: A function that runs one of them in the graph.
     """
-    if not in_stateless_scope():
+    if stateless_scope() is None:
         return choose(list(branches))
     changed = [v for branch in branches for v in _assigned_by(branch)]
     changed = list({id(v): v for v in changed}.values())

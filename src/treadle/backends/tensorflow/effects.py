@@ -7,20 +7,22 @@ the first one that changes a table, the dry run starts again as a trace, in whic
 a trace finds the tables of all branches in the same order for each batch, by which they are saved.
 """
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import tensorflow as tf
 
 from ...core import structures
-from ...core.error_notes import in_one_line
 from ...core.internals import wrapped
+from ...core.tracebacks import in_one_line
 from ...errors import TreadleError
 from ..scope import DirectScope, Scope
 from ..step_context import Build, Effects, StepContext, running
 from .patches import INTERNALS, FuncGraph
+from .stateful_draws import is_counted
 
 _PYTHON: Final = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
 _INSERTS: Final = ("LookupTableInsertV2", "LookupTableImportV2")
@@ -48,18 +50,6 @@ _HELD: Final = {
 }
 ACTING: Final = _PYTHON | _WITHOUT_RESULT | _HELD.keys() | {"Print"}
 """Operations that act on something else than variables."""
-
-_COUNTING: Final = frozenset(
-    {
-        *("RandomStandardNormal", "TruncatedNormal", "RandomUniform", "RandomUniformInt"),
-        *("Multinomial", "RandomGamma", "RandomPoisson", "RandomPoissonV2", "RandomShuffle"),
-        *("ParameterizedTruncatedNormal", "SampleDistortedBoundingBoxV2", "NonDeterministicInts"),
-        *("UniformCandidateSampler", "LogUniformCandidateSampler", "AllCandidateSampler"),
-        *("LearnedUnigramCandidateSampler", "FixedUnigramCandidateSampler"),
-        *("FractionalMaxPool", "FractionalAvgPool"),
-    }
-)
-"""Operations that draw, and count their calls in the kernel."""
 
 
 class ActingError(BaseException):
@@ -127,11 +117,11 @@ def _note(effects: Effects, op: str, inputs: Any, graph: Any = None) -> None:
         inputs: Its inputs, of which the first may be a resource.
         graph: The graph that it is in; None if it runs eagerly.
     """
-    if effects.paused or (op not in ACTING and op not in _COUNTING):
+    if effects.paused or not (op in ACTING or is_counted(op)):
         return
     effects.acts |= op in ACTING
     held = _HELD.get(op)
-    if op in _COUNTING:
+    if op not in ACTING:
         effects.refuse(
             f"{effects.name} draws with {op}, which counts its calls where no checkpoint finds the "
             "count: draw with keras.random"
@@ -192,7 +182,7 @@ def without_acting(effects: Effects, ran: list[str] | None = None) -> Generator[
     local: list[Any] = []  # iterators that the step itself creates
 
     def execute(original: Any, ctx: Any, op: str, op_name: Any, *args: Any) -> Any:
-        if not effects.paused and (op in ACTING or op in _COUNTING):
+        if not effects.paused and (op in ACTING or is_counted(op)):
             if any(args[0] is x for x in local if args):
                 return original(ctx, op, op_name, *args)
             if op in ACTING and ran is None and (op in _INSERTS or op not in _WITHOUT_RESULT):
@@ -221,7 +211,7 @@ def without_acting(effects: Effects, ran: list[str] | None = None) -> Generator[
 
 def dry_run(
     function: Callable[[Any], Any], batch: Any, step: StepContext
-) -> tuple[Scope, tf.GradientTape]:
+) -> tuple[Scope, Sequence[tf.Variable]]:
     """Run a step without acting.
 
     Args:
@@ -230,19 +220,23 @@ def dry_run(
         step: Its context, which records what the step does.
 
     Returns:
-        The scope and the tape of the run, which know the variables that the step uses.
+        The scope of the run, which knows the variables of Keras that the step uses, and the
+        trainable ones of TensorFlow that it reads, among them those of Keras' variables.
     """
     build = step.build or Build()
+    watcher = INTERNALS["VariableWatcher"].get() or tf.GradientTape
+    # Only where a tape exists, TensorFlow tells which variables a traced function reads.
+    tape = partial(tf.GradientTape, watch_accessed_variables=False)
 
     def attempt(scope: Scope, around: AbstractContextManager[Any]) -> Any:
         build.applied.clear()
         step.violations.clear()
         if step.ranges is not None:
             step.ranges.used.clear()
-        with running(step), scope, around, tf.GradientTape() as tape:
+        with running(step), scope, around, tape(), watcher() as reads:
             # In a graph, also a batch has no values.
             function(batch if tf.executing_eagerly() else structures.mapped(tf.identity, batch))
-        return scope, tape
+            return scope, reads.watched_variables()
 
     try:
         return attempt(Scope(), without_acting(build.effects))

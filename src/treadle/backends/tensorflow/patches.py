@@ -9,302 +9,197 @@ BatchNormalization or LayerNormalization would be wrong.
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import cache
+from inspect import getmro
 from types import FunctionType
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from ...core.internals import KERAS, Attribute, Internal, wrapped
-from ...errors import StepError, TreadleError
+from ...core.internals import Attributes, Internal, wrapped
+from ...errors import StepError
 from ..reads import copied
 from ..step_context import context
 
-_TENSORFLOW = "https://github.com/tensorflow/tensorflow/blob/master/tensorflow"
-_ISSUES = "https://github.com/tensorflow/tensorflow/issues"
-_DRAWS = "tensorflow.python.ops.gen_stateless_random_ops_v2"
-_ROWS = "patched on several processes: each takes its rows of the draw for the whole batch"
+_SEVERAL = "several processes cannot train together"
+_CONTINUED = "tf.random is not continued exactly when a run resumes"
+_UNSEEN = (
+    "operations of TensorFlow that act, such as tf.print, are not seen, XLA compiles no step that "
+    "draws random numbers, and tf.random is not continued exactly when a run resumes"
+)
+_UNSEEN_EAGERLY = (
+    "operations of TensorFlow that act, such as tf.print, run once more while a step is built, and "
+    "tf.random is not continued exactly in eager steps when a run resumes"
+)
+
+
+def _of_keras(path: str) -> tuple[str, ...]:
+    """Return the places of a part of Keras' backend, whose modules moved in version 3.16."""
+    return f"keras.src.backend.tensorflow.ops.{path}", f"keras.src.backend.tensorflow.{path}"
+
 
 INTERNALS: dict[str, Internal] = {
     "moments": Internal(
-        "keras.src.backend.tensorflow.nn:_compute_moments",
+        _of_keras("nn:_compute_moments"),
         "patched: second derivatives of the variance, see https://github.com/tensorflow/tensorflow/"
         "pull/19609",
-        f"{KERAS}/backend/tensorflow/nn.py",
-        "(x, axes, keepdims)",
+        ("(x, axes, keepdims)",),
+        need="feature",
+        lost="second derivatives through BatchNormalization and LayerNormalization, as of gradient "
+        "penalties, are wrong",
     ),
     "value": Internal(
-        "keras.src.backend.common:KerasVariable.value",
+        ("keras:Variable.value",),
         "patched in steps: a read is a tensor, and not the variable, which may be assigned later",
-        f"{KERAS}/backend/common/variables.py",
     ),
     "convert_to_tensor": Internal(
-        "keras.src.backend.tensorflow.core:convert_to_tensor",
+        _of_keras("core:convert_to_tensor"),
         "patched in steps: it returns a variable itself",
-        f"{KERAS}/backend/tensorflow/core.py",
-        "(x, dtype=None, sparse=None, ragged=None)",
+        ("(x, dtype=None, sparse=None, ragged=None)", "(x, dtype=None, sparse=None)"),
     ),
     "keras_core": Internal(
-        "keras.src.backend.tensorflow.core",
+        _of_keras("core"),
         "changed by `wide_floats`: TensorFlow converts Python's floats to float32",
-        f"{KERAS}/backend/tensorflow/core.py",
         members=("tf",),
-    ),
-    "uniform": Internal(
-        "tensorflow.python.ops.gen_stateless_random_ops_v2:stateless_random_uniform_v2",
-        "patched: XLA draws other numbers than the kernels",
-        f"{_ISSUES}/121243",
-        "(shape, key, counter, alg, dtype=tf.float32, name=None)",
-    ),
-    "normal": Internal(
-        "tensorflow.python.ops.gen_stateless_random_ops_v2:stateless_random_normal_v2",
-        "patched: XLA draws other numbers than the kernels",
-        f"{_ISSUES}/121243",
-        "(shape, key, counter, alg, dtype=tf.float32, name=None)",
-    ),
-    "full_int": Internal(
-        "tensorflow.python.ops.gen_stateless_random_ops_v2:stateless_random_uniform_full_int_v2",
-        "the bits that both conversions start from, for a given key and counter",
-        f"{_TENSORFLOW}/core/ops/stateless_random_ops_v2.cc",
-        "(shape, key, counter, alg, dtype=tf.uint64, name=None)",
-    ),
-    "key_counter": Internal(
-        "tensorflow.python.ops.random_ops_util:get_key_counter_alg",
-        "patched: an algorithm selected at run time makes XLA compile all of them",
-        f"{_TENSORFLOW}/python/ops/random_ops_util.py",
-        "(seed, alg)",
+        need="feature",
+        lost='precision="float64" cannot be used',
     ),
     "FuncGraph": Internal(
-        "tensorflow:__internal__.FuncGraph",
+        ("tensorflow:__internal__.FuncGraph",),
         "a graph that is traced for shapes, assignments or captured tensors, and then dropped; and "
         "the graph of a step, in which all sums over processes take the same resource",
-        f"{_TENSORFLOW}/python/framework/func_graph.py",
-        members=("as_default", "external_captures", "captures", "capture", "outer_graph"),
-    ),
-    "AutoTrackable": Internal(
-        "tensorflow:__internal__.tracking.AutoTrackable",
-        "the base class of `tf.Module`, `tf.random.Generator`, `tf.train.Checkpoint` and of what "
-        "`tf.saved_model.load` returns, whose attributes hold state",
-        f"{_TENSORFLOW}/python/trackable/autotrackable.py",
+        members=("captures", "outer_graph"),
     ),
     "call_function": Internal(
-        "tensorflow.python.eager.polymorphic_function.polymorphic_function:Function.__call__",
+        ("tensorflow:function.__call__",),
         "patched: a `tf.function` that a step calls keeps no trace of another run of the step",
-        f"{_TENSORFLOW}/python/eager/polymorphic_function/polymorphic_function.py",
-        "(self, *args, **kwds)",
-    ),
-    "autograph": Internal(
-        "tensorflow.python.eager.polymorphic_function.autograph_util:py_func_from_autograph",
-        "a `tf.function` is converted as TensorFlow does, and becomes part of the step's graph",
-        f"{_TENSORFLOW}/python/eager/polymorphic_function/autograph_util.py",
-        "(python_func, autograph_options=None)",
-    ),
-    "autograph_status": Internal(
-        "tensorflow.python.autograph.core.ag_ctx",
-        "conversion is off in the graph of a step, and on in a `tf.function` that it calls",
-        f"{_TENSORFLOW}/python/autograph/core/ag_ctx.py",
-        members=("ControlStatusCtx", "Status"),
-    ),
-    "is_op_determinism_enabled": Internal(
-        "tensorflow.python.framework.config:is_op_determinism_enabled",
-        "XLA is not used under op determinism, which has no public reader",
-        f"{_TENSORFLOW}/python/framework/config.py",
-        "()",
-    ),
-    "truncated_normal": Internal(
-        f"{_DRAWS}:stateless_truncated_normal_v2",
-        _ROWS,
-        f"{_TENSORFLOW}/core/ops/stateless_random_ops_v2.cc",
-        "(shape, key, counter, alg, dtype=tf.float32, name=None)",
-    ),
-    "uniform_int": Internal(
-        f"{_DRAWS}:stateless_random_uniform_int_v2",
-        _ROWS,
-        f"{_TENSORFLOW}/core/ops/stateless_random_ops_v2.cc",
-        "(shape, key, counter, alg, minval, maxval, name=None)",
-    ),
-    "gamma": Internal(
-        f"{_DRAWS}:stateless_random_gamma_v3",
-        _ROWS,
-        f"{_TENSORFLOW}/core/ops/stateless_random_ops_v2.cc",
-        "(shape, key, counter, alg, alpha, name=None)",
-    ),
-    "binomial": Internal(
-        "tensorflow.python.ops.gen_stateless_random_ops:stateless_random_binomial",
-        _ROWS,
-        f"{_TENSORFLOW}/core/ops/stateless_random_ops.cc",
-        "(shape, seed, counts, probs, dtype=tf.int64, name=None)",
-    ),
-    "multinomial": Internal(
-        "tensorflow.python.ops.gen_stateless_random_ops:stateless_multinomial",
-        _ROWS,
-        f"{_TENSORFLOW}/core/ops/stateless_random_ops.cc",
-        "(logits, num_samples, seed, output_dtype=tf.int64, name=None)",
+        ("(self, *args, **kwds)",),
+        holder=lambda: _Function,
     ),
     "shuffle": Internal(
-        "keras.src.backend.tensorflow.random:shuffle",
+        ("keras.src.backend.tensorflow.random:shuffle",),
         "patched on several processes: they cannot shuffle a batch that they divide",
-        f"{KERAS}/backend/tensorflow/random.py",
-        "(x, axis=0, seed=None)",
+        ("(x, axis=0, seed=None)",),
+        need="feature",
+        lost=_SEVERAL,
     ),
     "get_seed": Internal(
-        "tensorflow.python.framework.random_seed:get_seed",
+        ("tensorflow.python.framework.random_seed:get_seed",),
         "patched in steps: TensorFlow's own seeds count the operations that came before",
-        f"{_TENSORFLOW}/python/framework/random_seed.py",
-        "(op_seed)",
+        ("(op_seed)",),
+        need="feature",
+        lost=_CONTINUED,
     ),
-    "global_seed": Internal(
-        "tensorflow.python.eager.context:global_seed",
-        "the seed of `tf.random.set_seed` has no public reader",
-        f"{_TENSORFLOW}/python/eager/context.py",
-        "()",
-    ),
-    **{
-        f"own.{name}": Internal(
-            f"tensorflow.python.ops.gen_random_ops:{name}",
-            "patched in steps: the kernel keeps a count that no checkpoint finds",
-            f"{_TENSORFLOW}/python/ops/random_ops.py",
-            f"({before}, seed=0, seed2=0, {after}name=None)",
-        )
-        for name, before, after in (
-            ("random_standard_normal", "shape, dtype", ""),
-            ("truncated_normal", "shape, dtype", ""),
-            ("random_uniform", "shape, dtype", ""),
-            ("random_uniform_int", "shape, minval, maxval", ""),
-            ("multinomial", "logits, num_samples", "output_dtype=tf.int64, "),
-            ("random_gamma", "shape, alpha", ""),
-            ("random_poisson_v2", "shape, rate", "dtype=tf.int64, "),
-            ("random_shuffle", "value", ""),
-        )
-    },
     "create_op": Internal(
-        "tensorflow.python.framework.func_graph:FuncGraph._create_op_internal",
-        "patched while a step is traced: operations that act are recorded",
-        f"{_TENSORFLOW}/python/framework/func_graph.py",
-        "(self, op_type, inputs, dtypes=None, input_types=None, name=None, attrs=None, "
-        "op_def=None, compute_device=True)",
+        ("tensorflow.python.framework.func_graph:FuncGraph._create_op_internal",),
+        "patched while a step is traced: operations that act are recorded, and those that draw are "
+        "replaced: the kernels of XLA draw other numbers (https://github.com/tensorflow/tensorflow/"
+        "issues/121243), some keep a count that no checkpoint finds, and each of several processes "
+        "takes its rows of the draw for the whole batch",
+        (
+            "(self, op_type, inputs, dtypes=None, input_types=None, name=None, attrs=None, "
+            "op_def=None, compute_device=True)",
+        ),
+        need="feature",
+        lost=_UNSEEN,
     ),
     "execute": Internal(
-        "tensorflow.python.pywrap_tfe:TFE_Py_FastPathExecute",
-        "patched in dry runs: operations that act are recorded, and not run",
-        f"{_TENSORFLOW}/python/eager/pywrap_tfe_src.cc",
+        ("tensorflow.python.pywrap_tfe:TFE_Py_FastPathExecute",),
+        "patched in steps: as `create_op`; in dry runs, operations that act do not run",
+        need="feature",
+        lost=_UNSEEN_EAGERLY,
+    ),
+    "VariableWatcher": Internal(
+        ("tensorflow.python.eager.record:VariableWatcher",),
+        "finds the variables of `tf` that a dry run reads; a tape would hold all its gradients",
+        members=("watched_variables",),
+        need="feature",
+        lost="the first step of a training needs more memory",
     ),
     "py_func_common": Internal(
-        "tensorflow.python.ops.script_ops:py_func_common",
+        ("tensorflow.python.ops.script_ops:py_func_common",),
         "patched in dry runs: a function of NumPy is not called",
-        f"{_TENSORFLOW}/python/ops/script_ops.py",
-        "(func, inp, Tout, stateful=True, name=None)",
-    ),
-    "keras_moments": Internal(
-        "keras.src.backend.tensorflow.nn:moments",
-        "patched on several processes: the moments are those of the whole batch",
-        f"{KERAS}/backend/tensorflow/nn.py",
-        "(x, axes, keepdims=False, synchronized=False)",
+        ("(func, inp, Tout, stateful=True, name=None)",),
+        need="feature",
+        lost="functions that tf.numpy_function calls run once more while a step is built",
     ),
     "assign": Internal(
-        "keras.src.backend.common:KerasVariable.assign",
+        ("keras:Variable.assign",),
         "patched on several processes: the changes of assigned variables are combined",
-        f"{KERAS}/backend/common/variables.py",
-        "(self, value)",
+        ("(self, value)",),
+        need="feature",
+        lost=_SEVERAL,
     ),
     "eager_context": Internal(
-        "tensorflow.python.eager.context:context",
+        ("tensorflow.python.eager.context:context",),
         "forms the cluster of several processes; the strategy that does it too starts a service "
         "that ends the process when another one fails, without a Python exception",
-        f"{_TENSORFLOW}/python/eager/context.py",
-        "()",
-    ),
-    "server_protocol": Internal(
-        "tensorflow.core.protobuf.tensorflow_server_pb2",
-        "the addresses of the cluster",
-        f"{_TENSORFLOW}/core/protobuf/tensorflow_server.proto",
-        members=("ServerDef",),
-    ),
-    "xplane_pb2": Internal(
-        "tensorflow.tsl.profiler.protobuf.xplane_pb2",
-        "reads the profiler's files without the package xprof",
-        "https://github.com/tensorflow/tensorflow/blob/master/third_party/xla/third_party/tsl/tsl/"
-        "profiler/protobuf/xplane.proto",
-        members=("XSpace",),
+        ("()",),
+        need="feature",
+        lost=_SEVERAL,
     ),
 }
 
-_DATASET = f"{_TENSORFLOW}/python/data/ops"
+_DATA = "tensorflow.python.data.ops"
 
-ATTRIBUTES: dict[str, Attribute] = {
-    "_self_": Attribute(
-        "tf.Module (prefix)",
+ATTRIBUTES: dict[str, Attributes] = {
+    "tf.Module (prefix)": Attributes(
+        ("_self_",),
+        "tensorflow.python.trackable.base",
         "TensorFlow's own attributes, which list all other attributes again",
-        f"{_TENSORFLOW}/python/trackable/base.py",
     ),
-    "_averages": Attribute(
-        "tf.train.ExponentialMovingAverage",
-        "the averages are part of the state, each by a reference to its variable",
-        f"{_TENSORFLOW}/python/training/moving_averages.py",
-    ),
-    "_call_flat": Attribute(
-        "ConcreteFunction",
+    "ConcreteFunction": Attributes(
+        ("_call_flat",),
+        "tensorflow.python.eager.polymorphic_function.concrete_function",
         "called with a list of tensors: checking and sorting arguments by name takes 0.2 ms a call",
-        f"{_TENSORFLOW}/python/eager/polymorphic_function/concrete_function.py",
     ),
-    **{
-        name: Attribute(
-            "tf.function",
-            "whether and how AutoGraph converts its Python",
-            f"{_TENSORFLOW}/python/eager/polymorphic_function/polymorphic_function.py",
-        )
-        for name in ("_autograph", "_experimental_autograph_options")
-    },
-    "_iterator_resource": Attribute(
-        "tf.data iterator",
+    "tf.function": Attributes(
+        ("_autograph",),
+        "tensorflow.python.eager.polymorphic_function.polymorphic_function",
+        "whether AutoGraph converts its Python",
+    ),
+    "tf.data iterator": Attributes(
+        ("_iterator_resource",),
+        f"{_DATA}.iterator_ops",
         "an argument of the graph that draws the batches of a window: passing the iterator itself "
         "takes 0.4 ms a call",
-        f"{_DATASET}/iterator_ops.py",
     ),
-    "_inputs": Attribute(
-        "tf.data.Dataset", "the parts of a pipeline", f"{_DATASET}/dataset_ops.py"
+    "tf.data.Dataset": Attributes(
+        ("_inputs",),
+        f"{_DATA}.dataset_ops",
+        "the parts of a pipeline, which may draw random numbers",
     ),
-    "_functions": Attribute(
-        "tf.data.Dataset", "finds functions that draw random numbers", f"{_DATASET}/dataset_ops.py"
+    "shuffled tf.data.Dataset": Attributes(
+        ("_seed", "_seed2", "_reshuffle_each_iteration"),
+        f"{_DATA}.shuffle_op",
+        "whether each epoch has a new order, and its seeds, which are part of the identity of the "
+        "data, and must be set to resume exactly",
     ),
-    "_seed": Attribute(
-        "shuffled tf.data.Dataset",
-        "the seeds are part of the identity of the data, and must be set to resume exactly",
-        f"{_DATASET}/shuffle_op.py",
+    "random tf.data.Dataset": Attributes(
+        ("_rerandomize",), f"{_DATA}.random_op", "whether each epoch has new numbers"
     ),
-    "_seed2": Attribute(
-        "shuffled tf.data.Dataset",
-        "the seeds are part of the identity of the data, and must be set to resume exactly",
-        f"{_DATASET}/shuffle_op.py",
-    ),
-    "_reshuffle_each_iteration": Attribute(
-        "shuffled tf.data.Dataset",
-        "whether each epoch has a new order",
-        f"{_DATASET}/shuffle_op.py",
-    ),
-    "_rerandomize": Attribute(
-        "random tf.data.Dataset",
-        "whether each epoch has new numbers",
-        f"{_DATASET}/random_op.py",
-    ),
-    "_deterministic": Attribute(
-        "parallel tf.data.Dataset",
+    "parallel tf.data.Dataset": Attributes(
+        ("_deterministic",),
+        f"{_DATA}.map_op",
         "elements of a pipeline in any order cannot be resumed",
-        f"{_DATASET}/map_op.py",
-    ),
-    "_num_parallel_calls": Attribute(
-        "parallel tf.data.Dataset",
-        "functions that draw random numbers in parallel cannot be resumed",
-        f"{_DATASET}/map_op.py",
     ),
 }
 
-AutoTrackable: Any = INTERNALS["AutoTrackable"].resolve()
+# The base class of `tf.Module`, `tf.train.Checkpoint` and what `tf.saved_model.load` returns, whose
+# attributes hold state.
+AutoTrackable: Any = next(x for x in getmro(tf.Module) if issubclass(tf.train.Checkpoint, x))
 FuncGraph: Any = INTERNALS["FuncGraph"].resolve()
-is_op_determinism_enabled: Any = INTERNALS["is_op_determinism_enabled"].resolve()
-eager_context: Any = INTERNALS["eager_context"].resolve()
-server_protocol: Any = INTERNALS["server_protocol"].resolve()
-xplane_pb2: Any = INTERNALS["xplane_pb2"].resolve()
+
+
+def is_op_determinism_enabled() -> bool:
+    """Return whether TensorFlow is deterministic: it then refuses operations without a seed."""
+    with tf.Graph().as_default():
+        try:
+            tf.compat.v1.get_seed(None)
+        except RuntimeError:
+            return True
+    return False
 
 
 @contextmanager
@@ -382,27 +277,25 @@ def _call_again(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
     if tf.executing_eagerly() or not function._autograph:
         found = function.python_function(*args, **kwargs)
     else:
-        found = _converted(function)(*args, **kwargs)
+        found = _converting(_features(function))(function.python_function, args, kwargs)
     return tf.nest.map_structure(_as_tensor, found)
 
 
-def _converted(function: Any) -> Callable[..., Any]:
-    """Return the Python of a `tf.function`, converted by AutoGraph as the function declares."""
-    status: Any = INTERNALS["autograph_status"].resolve()
-    converted = INTERNALS["autograph"].resolve()(
-        function.python_function, function._experimental_autograph_options
-    )
+@cache
+def _converting(features: Any) -> Callable[..., Any]:
+    """Return a function that calls another one, which AutoGraph converts with what it calls."""
+    return tf.autograph.to_graph(_call, experimental_optional_features=features)
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            with status.ControlStatusCtx(status.Status.ENABLED):
-                return converted(*args, **kwargs)
-        except Exception as error:  # AutoGraph copies an exception, without its notes and fields
-            if isinstance(error.__context__, TreadleError):
-                raise error.__context__ from None
-            raise
 
-    return call
+def _features(function: Any) -> tuple[Any, ...]:
+    """Return the optional features of AutoGraph that a `tf.function` was made with."""
+    kind = tf.autograph.experimental.Feature
+    held = [x if isinstance(x, (list, tuple)) else (x,) for x in vars(function).values()]  # type: ignore[reportUnknownVariableType]
+    return next((tuple(x) for x in held if x and all(isinstance(y, kind) for y in x)), ())  # type: ignore[reportUnknownArgumentType]
+
+
+def _call(function: Any, args: Any, kwargs: Any) -> Any:
+    return function(*args, **kwargs)
 
 
 def _as_tensor(x: Any) -> Any:

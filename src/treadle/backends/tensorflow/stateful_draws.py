@@ -9,20 +9,17 @@ and loops like every variable.
 
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from inspect import signature
 from typing import Any, Final
 
 import tensorflow as tf
 
 from ...core.internals import wrapped
-from ...core.keras_internals import in_stateless_scope, rng_utils, seed_generator
-from ...errors import StepError
-from ..processes.rows import rows
+from ...core.keras_internals import global_seed_generator, random_seed, stateless_scope
 from ..step_context import context
+from .operations import replaced
 from .patches import INTERNALS, traced_again
 
 Draw = Callable[..., Any]
-_global_seed: Any = INTERNALS["global_seed"].resolve()
 
 
 def _normal(seed: Any, shape: Any, dtype: Any) -> Any:
@@ -52,30 +49,40 @@ def _gamma(seed: Any, shape: Any, alpha: Any) -> Any:
 
 
 def _poisson(seed: Any, shape: Any, rate: Any, dtype: Any = tf.int64) -> Any:
-    _refuse_rows()
     rate = tf.convert_to_tensor(rate)
     return tf.random.stateless_poisson(_each(shape, rate), seed, rate, dtype)
 
 
 def _shuffled(seed: Any, value: Any) -> Any:
-    _refuse_rows()
     order = tf.argsort(tf.random.stateless_uniform(tf.shape(value)[:1], seed))
     return tf.gather(value, order)
 
 
 LARGEST: Final = 2**31 - 1
 
+COUNTING: Final = frozenset(
+    {
+        *("RandomStandardNormal", "TruncatedNormal", "RandomUniform", "RandomUniformInt"),
+        *("Multinomial", "RandomGamma", "RandomPoisson", "RandomPoissonV2", "RandomShuffle"),
+        *("ParameterizedTruncatedNormal", "SampleDistortedBoundingBoxV2", "NonDeterministicInts"),
+        *("UniformCandidateSampler", "LogUniformCandidateSampler", "AllCandidateSampler"),
+        *("LearnedUnigramCandidateSampler", "FixedUnigramCandidateSampler"),
+        *("FractionalMaxPool", "FractionalAvgPool"),
+    }
+)
+"""Operations that draw, and count their calls in the kernel."""
+
 DRAWS: Final[Mapping[str, Draw]] = {
-    "random_standard_normal": _normal,
-    "truncated_normal": _truncated,
-    "random_uniform": _uniform,
-    "random_uniform_int": _integers,
-    "multinomial": _categories,
-    "random_gamma": _gamma,
-    "random_poisson_v2": _poisson,
-    "random_shuffle": _shuffled,
+    "RandomStandardNormal": _normal,
+    "TruncatedNormal": _truncated,
+    "RandomUniform": _uniform,
+    "RandomUniformInt": _integers,
+    "Multinomial": _categories,
+    "RandomGamma": _gamma,
+    "RandomPoissonV2": _poisson,
+    "RandomShuffle": _shuffled,
 }
-"""What draws in the place of a function of the register, from a seed and its other arguments."""
+"""What draws in the place of an operation, from a seed and its other arguments."""
 
 
 @contextmanager
@@ -84,8 +91,13 @@ def step_functions() -> Generator[None]:
 
     A `tf.function` is a part of the step, and random functions draw from its state.
     """
-    with traced_again(), wrapped(_REPLACEMENTS):
+    with traced_again(), wrapped({INTERNALS["get_seed"]: _own_seeds}), replaced(_REPLACEMENTS):
         yield
+
+
+def is_counted(op: str) -> bool:
+    """Return whether an operation that draws counts its calls, here in a step."""
+    return op in COUNTING and not (op in DRAWS and _can_advance())
 
 
 def _replaced(draw: Draw) -> Draw:
@@ -95,18 +107,15 @@ def _replaced(draw: Draw) -> Draw:
     values that they would get without Treadle.
     """
 
-    def function(original: Draw, *args: Any, **kwargs: Any) -> Any:
+    def function(original: Draw, seed: Any = None, seed2: Any = None, **given: Any) -> Any:
         if not _can_advance():
-            return original(*args, **kwargs)
-        given = dict(signature(original).bind(*args, **kwargs).arguments)
-        given.pop("name", None)
-        seeds = [max(0, given.pop(name, None) or 0) for name in ("seed", "seed2")]
-        drawn, build = draw(_next(*seeds), **given), context().build
+            return original(seed=seed, seed2=seed2, **given)
+        drawn, build = draw(_next(max(0, seed or 0), max(0, seed2 or 0)), **given), context().build
         if build is None:
             return drawn
         build.effects.paused = True
         try:
-            return original(*args, **kwargs)
+            return original(seed=seed, seed2=seed2, **given)
         finally:
             build.effects.paused = False
 
@@ -119,10 +128,10 @@ def _own_seeds(original: Draw, op_seed: Any) -> Any:
     TensorFlow's own seeds count the operations before, so that no two draw the same numbers. They
     are negative: what draws in the place of an operation ignores them.
     """
-    seed, found = _global_seed(), original(op_seed)
-    if seed is None or context().build is not None:
+    found = original(op_seed)
+    if found[0] is None or context().build is not None:
         return found
-    return seed % LARGEST or LARGEST, -found[1] if op_seed is None else op_seed % LARGEST
+    return found[0] or LARGEST, -found[1] if op_seed is None else op_seed % LARGEST
 
 
 def _next(seed: int, own_seed: int) -> Any:
@@ -132,11 +141,11 @@ def _next(seed: int, own_seed: int) -> Any:
         seed: The global seed that the user has set for TensorFlow, or 0.
         own_seed: The seed of the operation, or 0.
     """
-    generator = seed_generator.global_seed_generator()
+    generator = global_seed_generator()
     drawn = generator.next()
     if seed:
         chosen = (seed * 1_000_003 + own_seed) % LARGEST
-        if rng_utils.get_random_seed() is None:  # Keras' seed is another one in each process
+        if random_seed() is None:  # Keras' seed is another one in each process
             first = getattr(generator.state, "_value", generator.state)[0]
             chosen = chosen - tf.cast(first, drawn.dtype)  # the rest selects a random stream
         drawn += tf.stack([tf.cast(chosen, drawn.dtype), tf.zeros([], drawn.dtype)])
@@ -145,7 +154,7 @@ def _next(seed: int, own_seed: int) -> Any:
 
 def _each(shape: Any, parameter: Any) -> Any:
     """Return the shape of numbers of a shape for each parameter of a distribution."""
-    return tf.concat([shape, tf.shape(parameter)], 0)
+    return tf.concat([shape, tf.shape(parameter, getattr(shape, "dtype", tf.int32))], 0)
 
 
 def _can_advance() -> bool:
@@ -159,24 +168,8 @@ def _can_advance() -> bool:
     graph = tf.compat.v1.get_default_graph()
     if "loop_body" in graph.get_name_scope().split("/"):
         return False
-    held = seed_generator.global_seed_generator().state.value if in_stateless_scope() else None
+    held = global_seed_generator().state.value if stateless_scope() else None
     return getattr(held, "graph", graph) is graph
 
 
-def _refuse_rows() -> None:
-    """Reject a draw that several processes cannot divide.
-
-    Raises:
-        StepError: They share a batch.
-    """
-    if rows() is not None:
-        raise StepError(
-            "the step draws with a function of tf.random that several processes cannot divide: "
-            "draw with keras.random, or train with one process"
-        )
-
-
-_REPLACEMENTS: Final = {
-    INTERNALS["get_seed"]: _own_seeds,
-    **{INTERNALS[f"own.{name}"]: _replaced(draw) for name, draw in DRAWS.items()},
-}
+_REPLACEMENTS: Final = {op: _replaced(draw) for op, draw in DRAWS.items()}

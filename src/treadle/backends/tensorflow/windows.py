@@ -21,7 +21,7 @@ from ..window import CAPACITIES, Following, Rows, Window, capacity, padded
 from .effects import ACTING, observed
 from .patches import is_op_determinism_enabled
 from .stateful_draws import step_functions
-from .xla_draws import OTHER_NUMBERS, like_kernels
+from .xla_draws import like_kernels, other_numbers
 
 GRAPH = "graph"
 CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2d")
@@ -169,7 +169,7 @@ class TensorFlowExecutor:
         if self._traced_for_xla is None:
             batch = tensors(window.batch(0))
             traced = _TracedStep(self._program, batch, self._known, for_xla=True)
-            other = sorted(traced.operations() & OTHER_NUMBERS)
+            other = sorted(traced.operations() & other_numbers())
             if other:
                 raise RefusedError(f"XLA draws other numbers for {other[0]}")
             self._traced_for_xla = traced
@@ -298,7 +298,7 @@ class _TracedStep:
     @property
     def draws(self) -> bool:
         """Whether the step draws random numbers."""
-        return any("Random" in x or x in OTHER_NUMBERS for x in self.operations())
+        return any("Random" in x or x in other_numbers() for x in self.operations())
 
     def fetched(self, columns: Sequence[Any]) -> Results:
         """Return values and explicit weights by name, in order, and the violations."""

@@ -12,13 +12,14 @@ draws that XLA converts differently are not compiled by it.
 import math
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import tensorflow as tf
 
-from .patches import INTERNALS
+from .operations import can_replace, replaced
 
-PHILOX = 1
+PHILOX = tf.random.Algorithm.PHILOX.value
+AUTOMATIC = tf.random.Algorithm.AUTO_SELECT.value
 # The mask of the mantissa, the bits of the number 1, and an integer type of that size. For float16
 # the two conversions already agree.
 UNIFORM = {
@@ -39,10 +40,14 @@ OTHER_NUMBERS = {
     "StatelessTruncatedNormalV2",
 }
 
-_uniform_kernel: Any = INTERNALS["uniform"].resolve()
-_normal_kernel: Any = INTERNALS["normal"].resolve()
-_full_int: Any = INTERNALS["full_int"].resolve()
-_key_counter: Any = INTERNALS["key_counter"].resolve()
+
+def other_numbers() -> set[str]:
+    """Return the operations that XLA compiles to other numbers than the kernels draw."""
+    return (
+        OTHER_NUMBERS
+        if can_replace()
+        else OTHER_NUMBERS.union(("StatelessRandomUniformV2", "StatelessRandomNormalV2"))
+    )
 
 
 @contextmanager
@@ -52,39 +57,45 @@ def like_kernels() -> Generator[None]:
     The algorithm is also fixed to Philox. Otherwise TensorFlow selects it at run time, for which
     XLA compiles all algorithms: 28 times as slow.
     """
-    with (
-        INTERNALS["uniform"].replaced(_uniform),
-        INTERNALS["normal"].replaced(_normal),
-        INTERNALS["key_counter"].replaced(_named),
-    ):
+    with replaced(_REPLACEMENTS):
         yield
 
 
-def _named(seed: Any, alg: Any) -> Any:
-    return _key_counter(seed, "philox" if alg in (None, "auto_select") else alg)
+def _key_and_counter(original: Any, seed: Any) -> Any:
+    """Return the key and the counter that the kernels derive from a seed for Philox."""
+    # The constant key with which TensorFlow's kernels scramble a seed (GenerateKey in
+    # core/kernels/stateless_random_ops.cc).
+    key = tf.constant([0x02461E293EC8F720], tf.uint64)
+    bits = _bits([4], key, tf.cast(seed, tf.uint64))
+    halves = tf.bitcast(tf.reshape(bits, [2, 2]), tf.uint64)
+    return halves[:1], tf.stack([tf.constant(0, tf.uint64), halves[1]])
 
 
-def _uniform(
-    shape: Any, key: Any, counter: Any, alg: Any, dtype: Any = tf.float32, name: Any = None
-) -> Any:
-    dtype = tf.as_dtype(dtype)
-    if dtype not in (*UNIFORM, tf.float64) or alg != PHILOX:
-        return _uniform_kernel(shape, key, counter, alg, dtype, name)
+def _fixed(original: Any, alg: Any, **given: Any) -> Any:
+    return original(alg=PHILOX if _is_philox(alg) else alg, **given)
+
+
+def _is_philox(alg: Any) -> bool:
+    """Return whether an algorithm is Philox, also since it is the only one on this device."""
+    return tf.get_static_value(alg) in (PHILOX, AUTOMATIC)
+
+
+def _uniform(original: Any, shape: Any, key: Any, counter: Any, alg: Any, dtype: Any) -> Any:
+    if dtype not in (*UNIFORM, tf.float64) or not _is_philox(alg):
+        return _fixed(original, alg, shape=shape, key=key, counter=counter, dtype=dtype)
     return _unit(shape, key, counter, dtype)
 
 
-def _normal(
-    shape: Any, key: Any, counter: Any, alg: Any, dtype: Any = tf.float32, name: Any = None
-) -> Any:
-    if tf.as_dtype(dtype) not in NORMAL or alg != PHILOX:
-        return _normal_kernel(shape, key, counter, alg, dtype, name)
+def _normal(original: Any, shape: Any, key: Any, counter: Any, alg: Any, dtype: Any) -> Any:
+    if dtype not in NORMAL or not _is_philox(alg):
+        return _fixed(original, alg, shape=shape, key=key, counter=counter, dtype=dtype)
     static = tf.get_static_value(shape)
     if static is None:  # XLA computes it while it compiles
         shape = tf.cast(shape, tf.int32)
         count = tf.reduce_prod(shape)
     else:
         shape, count = static, math.prod(static.tolist())
-    computed = tf.float64 if tf.as_dtype(dtype) == tf.float64 else tf.float32
+    computed = tf.float64 if dtype == tf.float64 else tf.float32
     pairs = _unit([(count + 1) // 2, 2], key, counter, computed)
     radius = tf.sqrt(-2.0 * tf.math.log(tf.maximum(pairs[:, 0], SMALLEST)))
     angle = (2.0 * math.pi) * pairs[:, 1]
@@ -92,8 +103,24 @@ def _normal(
     return tf.cast(tf.reshape(tf.reshape(both, [-1])[:count], shape), dtype)
 
 
+_REPLACEMENTS: Final = {
+    "StatelessRandomGetKeyCounter": _key_and_counter,
+    "StatelessRandomUniformV2": _uniform,
+    "StatelessRandomNormalV2": _normal,
+    **dict.fromkeys(
+        (
+            *("StatelessTruncatedNormalV2", "StatelessRandomUniformFullIntV2"),
+            *("StatelessRandomUniformIntV2", "StatelessRandomGammaV3", "StatelessShuffle"),
+        ),
+        _fixed,
+    ),
+}
+
+
 def _bits(shape: Any, key: Any, counter: Any) -> Any:
-    return _full_int(shape=shape, key=key, counter=counter, alg=PHILOX, dtype=tf.uint32)
+    return tf.raw_ops.StatelessRandomUniformFullIntV2(
+        shape=shape, key=key, counter=counter, alg=PHILOX, dtype=tf.uint32
+    )
 
 
 def _unit(shape: Any, key: Any, counter: Any, dtype: Any) -> Any:

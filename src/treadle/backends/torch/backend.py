@@ -9,56 +9,49 @@ from typing import Any
 import keras
 import numpy as np
 import torch
+from torch.profiler import profile
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from ...core import structures
 from ...core.float64 import CONVERTED
-from ...core.keras_internals import in_stateless_scope
+from ...core.keras_internals import stateless_scope
 from ...core.options import Options
-from ...core.processes import ProcessGroup
 from .. import hints
-from ..base import Caller, Executor, RefusedDistribution, single_device_only
+from ..base import Backend, Caller, Executor, RefusedDistribution, single_device_only
 from ..eager import EagerExecutor
-from ..processes.agreement import refusal
-from ..processes.group import processes, summation
-from ..processes.rows import rows, seen, shared
-from ..processes.shared import SharedExecutor
+from ..models import build_model
 from ..program import Program
 from ..reads import copied
 from ..recomputing import Recomputed, no_assignments
 from ..scope import DirectScope, Scope, hand_losses, hand_outward, restored
 from ..step_context import StepContext, context, deeper, running
+from ..traces import TRACE
 from ..types import Losses, Tensor, Variable, Weighted, unweighted
 from .calls import CALLS_ALONE, CapturingCaller, EagerCaller
+from .capture.code import Captured
 from .capture.cuda_graph import CUDA_GRAPH
 from .capture.inductor import INDUCTOR, pays
-from .capture.proof import Captured
 from .capture.trials import device
 from .capture.windows import CAPTURED, CaptureExecutor, is_shareable, placed
 from .control_flow import TorchControlFlow
 from .functional import differentiated
 from .in_place import kept_arguments, kept_reads, whole_assignments
+from .models import in_mode, is_of_keras, recorded_backward
 from .patches import INTERNALS, fused_lstm, updates_in_parts
-from .processes.engine import connect
-from .trace import tracing
 
-_OUTSIDE = re.compile(r"Target -?\d+ is out of bounds|index out of range in self")
-"""What PyTorch's operators for losses and embeddings say on a CPU."""
+_OUTSIDE = re.compile(
+    r"Target -?\d+ is out of bounds|index out of range in self|"
+    "Class values must be smaller than num_classes"
+)
+"""What PyTorch's operators for losses and embeddings say on a CPU; the last before Keras 3.14."""
 
 
-class TorchBackend(TorchControlFlow):
+class TorchBackend(TorchControlFlow, Backend):
     """The backend for Keras on PyTorch."""
 
     name = "torch"
     compilers = (INDUCTOR, CUDA_GRAPH, CAPTURED)
-
-    def is_native_variable(self, thing: Any) -> bool:
-        """Return False: only Keras variables are part of the state."""
-        return False
-
-    def native_children(self, thing: Any) -> Mapping[str, Any] | None:
-        """Return None: PyTorch modules are wrapped in `keras.layers.TorchModuleWrapper`."""
-        return None
+    bfloat16_pays = True  # it was 1.3 (conv) to 1.9 (matmul) times as fast
 
     def differentiate(
         self,
@@ -81,7 +74,6 @@ class TorchBackend(TorchControlFlow):
         """Differentiate with `torch.autograd.grad`, keeping the graph inside another objective."""
         if self.place() is not None:
             return differentiated(function, variables, inputs, groups)
-        mine, whole = rows(), seen()
         scoped = _scoped() or any(not v.value.requires_grad for v in variables)
         with deeper() as nested, torch.enable_grad():
             sources = [_leaf(v.value, fresh=scoped) for v in variables]
@@ -89,12 +81,7 @@ class TorchBackend(TorchControlFlow):
             scope = Scope(zip(variables, sources, strict=True), True) if scoped else None
             with scope or nullcontext():
                 weighted, result = function(inputs)
-                own = losses = {name: unweighted(loss) for name, loss in weighted.items()}
-                if not variables or (nested and not (mine and mine.sums_nested)):
-                    mine = None
-                shares = {} if mine is None else mine.shares(weighted)
-                if shares:
-                    losses = {name: shared(loss, shares[name]) for name, loss in own.items()}
+                losses = {name: unweighted(loss) for name, loss in weighted.items()}
         gradients: dict[str, list[Tensor | None]] = {}
         last = len(groups) - 1
         for position, (name, group) in enumerate(groups.items()):
@@ -115,13 +102,7 @@ class TorchBackend(TorchControlFlow):
         if scope is not None:
             hand_outward(scope.changed())
             hand_losses(scope)
-        if nested:
-            return result, gradients if mine is None else mine.summed(gradients)
-        if mine is not None:
-            return mine.reduced(_detached(result), gradients, own, shares)
-        if whole is not None and variables:
-            whole.note(own, gradients)
-        return _detached(result), gradients
+        return result if nested else _detached(result), gradients
 
     def undifferentiated(self) -> AbstractContextManager[Any]:
         """Return `torch.no_grad()`."""
@@ -135,14 +116,12 @@ class TorchBackend(TorchControlFlow):
         return copied(INTERNALS["value"], written, _copy)
 
     def gathered(self, x: Tensor) -> Tensor:
-        """Return the rows of all processes."""
-        mine = rows()
-        return x if mine is None else mine.gathered(x)
+        """Return the tensor, which has all rows of the batch."""
+        return x
 
     def total(self, x: Tensor) -> Tensor:
-        """Return the sum over the processes."""
-        mine = rows()
-        return x if mine is None else mine.total(x)
+        """Return the tensor, which was computed from all rows."""
+        return x
 
     def place(self) -> Any:
         """Return the level of `torch.vmap` and `torch.func.grad`."""
@@ -170,7 +149,8 @@ class TorchBackend(TorchControlFlow):
                 if variable._value is not None:
                     variable._value.grad = None
             for layer in step.layers:  # Keras collected parameters with the scope's values
-                layer._modules.pop("_torch_params", None)
+                if hasattr(layer, "_torch_params"):
+                    del layer._torch_params
         return scope
 
     def abstract_update(
@@ -188,25 +168,25 @@ class TorchBackend(TorchControlFlow):
         """Return `"inductor"` where compiling pays, see `inductor.pays`, else `"captured"`."""
         return INDUCTOR if pays(device(), steps) else CAPTURED
 
+    def build_model(self, model: Any, batch: Any) -> None:
+        """Build the model from the shapes of the batch."""
+        build_model(model, batch)
+
+    def model_step(self, model: Any, name: str, batch: Any) -> Any:
+        """Call the model's step, whose `backward()` is recorded as a differentiation."""
+        if name == "train_step":
+            # A step or a loss of its own may differentiate twice, see `around`.
+            plain = all(is_of_keras(model, method) for method in ("train_step", "compute_loss"))
+            fused = fused_lstm() if plain else nullcontext()
+            mode = in_mode(model, training=True)
+            with mode, torch.enable_grad(), fused, recorded_backward(model):
+                return _detached(model.train_step(batch))
+        with in_mode(model, training=False), torch.no_grad():
+            return getattr(model, name)(batch)
+
     def executor(self, program: Program, options: Options) -> Executor:
         """Return the executor of the captured step, or the eager one."""
-        group = processes()
-
-        def agreed(captured: Captured | str) -> Captured | str:
-            if group is None:
-                return captured
-            if isinstance(captured, str):
-                return refusal(captured, (), group)
-            return refusal("", captured.messages, group) or captured
-
-        def make(program: Program) -> Executor:
-            if options.execution == "eager":
-                return EagerExecutor(program, _step, self.to_device, self.to_numpy, device())
-            return CaptureExecutor(program, options, _step, self.to_device, agreed)
-
-        if group is None:
-            return make(program)
-        return SharedExecutor(program, make, _step, self.to_device, group)
+        return executor(program, options, self)
 
     def caller(
         self, program: Program, reads: Sequence[Variable] | None = None, soon: bool = True
@@ -214,35 +194,19 @@ class TorchBackend(TorchControlFlow):
         """Return a caller that runs the program eagerly, or captures it."""
         if reads is None:
             return EagerCaller(program, self.to_device)
-        return CapturingCaller(program, reads, self.to_device, _step, 1 if soon else CALLS_ALONE)
+        return CapturingCaller(program, reads, self.to_device, around, 1 if soon else CALLS_ALONE)
 
     def explain(self, error: Exception) -> str:
         """Explain errors of PyTorch tensors."""
         found = hints.common(error, self.name)
-        if isinstance(error, IndexError) and _OUTSIDE.search(str(error)):
+        if isinstance(error, (IndexError, RuntimeError)) and _OUTSIDE.search(str(error)):
             return hints.OUT_OF_RANGE
         numpy = hints.innermost(error) == "numpy" or "Can't call numpy() on Tensor" in str(error)
         return found or (hints.numpy_called(error) if numpy else "")
 
-    def bfloat16_pays(self) -> bool:
-        """Return True on a CPU, where bfloat16 was 1.3 (conv) to 1.9 (matmul) times as fast."""
-        return not torch.cuda.is_available()
-
     def distribute(self, devices: Any) -> None:
         """Raise an error: a loop trains on one device."""
         raise single_device_only(devices, self.name)
-
-    def join_processes(self, group: ProcessGroup, address: str) -> None:
-        """Connect this process to the others with `torch.distributed`."""
-        connect(group, address)
-
-    def summation(self) -> Callable[[Any], Any] | None:
-        """Return a function that sums an array over all processes; None if there is one."""
-        return summation(self.to_device, self.to_numpy)
-
-    def computes_own_rows(self, examples: int) -> bool:
-        """Return True: each process takes its rows of every batch."""
-        return True
 
     def refused_distribution(
         self, variables: Sequence[Variable], built: bool
@@ -255,9 +219,6 @@ class TorchBackend(TorchControlFlow):
         kind = device()
         if kind == "cuda":
             kind = f"{torch.cuda.device_count()} × gpu"
-        group = processes()
-        if group is not None:
-            kind = f"{kind} ({group.size} processes)"
         return {"devices": kind, "threads": torch.get_num_threads()}
 
     def use_deterministic_algorithms(self, late: bool) -> None:
@@ -268,9 +229,13 @@ class TorchBackend(TorchControlFlow):
         """Drop data sets; PyTorch's default dtype stays, since Keras' `segment_sum` needs it."""
         placed.clear()
 
-    def trace(self, directory: Path) -> AbstractContextManager[None]:
-        """Return a context in which the profiler records."""
-        return tracing(directory)
+    @contextmanager
+    def trace(self, directory: Path) -> Generator[None]:
+        """Let PyTorch's profiler record, which writes Perfetto traces itself."""
+        directory.mkdir(parents=True, exist_ok=True)
+        with profile() as profiler:
+            yield
+        profiler.export_chrome_trace(str(directory / TRACE))
 
     def own_random(self) -> AbstractContextManager[Any]:
         """Return a context that restores PyTorch's generator, from which unseeded Dropout draws."""
@@ -330,7 +295,7 @@ def _copy(variable: Variable, value: Tensor) -> Tensor:
 
 def _scoped() -> bool:
     """Return whether variables have the values of a scope."""
-    return in_stateless_scope()
+    return stateless_scope() is not None
 
 
 def _leaf(tensor: Tensor, fresh: bool) -> Tensor:
@@ -354,9 +319,31 @@ def _detached(structure: Any) -> Any:
     return structures.mapped(detached, structure)
 
 
+def executor(
+    program: Program,
+    options: Options,
+    backend: Backend,
+    agreed: Callable[[Captured | str], Captured | str] = lambda captured: captured,
+) -> Executor:
+    """Return the executor of the captured step, or the eager one.
+
+    Args:
+        program: The step.
+        options: The options of the loop.
+        backend: Converts arrays and tensors.
+        agreed: Returns the captured step, or the reason why it cannot be used.
+    """
+    if options.execution == "eager":
+        return EagerExecutor(program, around, backend.to_device, backend.to_numpy, device())
+    return CaptureExecutor(program, options, around, backend.to_device, agreed)
+
+
 @contextmanager
-def _step(program: Program) -> Generator[None]:
-    """Record gradients inside objectives only; a native step records its own everywhere."""
+def around(program: Program) -> Generator[None]:
+    """Return the context of a step, which records gradients inside objectives only.
+
+    A native step records its own everywhere.
+    """
     gradients = nullcontext() if program.native else torch.no_grad()
     # A native training step may differentiate twice, which the fused operator does not allow.
     fuses = not program.native or program.name == "eval_step"

@@ -1,7 +1,6 @@
 """Calls of functions on PyTorch, outside of windows: run eagerly, or captured for many batches."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Final
 
@@ -16,11 +15,10 @@ from ..program import Program, scope_of_call
 from ..step_context import running
 from ..types import Variable
 from ..window import Window
-from .capture.proof import Captured, Prover
-from .capture.trials import step_number, tensors_of
+from .capture.code import Captured
+from .capture.proof import Prover
+from .capture.trials import Around, step_number, tensors_of
 from .capture.windows import Batches, shared
-
-Around = Callable[[Program], AbstractContextManager[Any]]
 
 # The proof of a captured function copies the variables. Networks with more bytes than this take so
 # long for a batch that the Python code around their operations does not matter.
@@ -99,8 +97,8 @@ class CapturingCaller:
             if self._calls_left == 0:
                 self._first = _copied(inputs, self._to_device)
             elif self._calls_left < 0:
-                batches = _TwoBatches([self._first, _copied(inputs, self._to_device)])
-                found = Prover(self._program, self._around).capture(batches)
+                two = [self._first, _copied(inputs, self._to_device)]
+                found = Prover(self._program, self._around).capture(two)
                 self._captured = found if isinstance(found, Captured) else None
                 self._program, self._first = None, None
         if self._captured is None:
@@ -141,19 +139,6 @@ def _to_numpy(tensor: Any) -> Any:
     if tensor.dtype is torch.bfloat16:
         return keras.ops.convert_to_numpy(tensor)
     return tensor.numpy(force=True)
-
-
-class _TwoBatches:
-    """The batches on which a captured function is proven."""
-
-    def __init__(self, batches: Sequence[Any]) -> None:
-        self._batches, self.count = batches, len(batches)
-
-    def batch(self, index: int) -> Any:
-        return self._batches[index]
-
-    def tensors(self, index: int) -> list[Any]:
-        return tensors_of(self._batches[index])
 
 
 def _context_of(program: Program, number: Any, variables: Sequence[Variable]) -> Any:

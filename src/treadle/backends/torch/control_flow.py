@@ -5,9 +5,8 @@ from typing import Any
 
 import torch
 
-from ...core.keras_internals import in_stateless_scope
+from ...core.keras_internals import stateless_scope
 from ..base import Step
-from ..processes.rows import unsplit
 from ..types import Tensor
 from .capture.recording import current
 
@@ -50,10 +49,13 @@ class TorchControlFlow:
         unroll: int | bool = 1,
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Run a Python loop, or record one if nothing is carried or differentiated through it."""
-        function = unsplit(function)
         tape = current()
         recorded = tape is not None and tape.rolled and not (carry or reverse) and inputs
-        if tape is not None and recorded and not (torch.is_grad_enabled() or in_stateless_scope()):
+        if (
+            tape is not None
+            and recorded
+            and not (torch.is_grad_enabled() or stateless_scope() is not None)
+        ):
             return [], tape.for_each(lambda row: function([], row)[1], inputs)
         found: dict[int, list[Tensor]] = {}
         for i in range(count)[::-1] if reverse else range(count):

@@ -9,33 +9,21 @@ import inspect
 import operator
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from ...core.internals import in_this_thread
-from .patches import INTERNALS, get_device
-
-OPERATORS: Final = {
-    "__iadd__": operator.add,
-    "__isub__": operator.sub,
-    "__imul__": operator.mul,
-    "__itruediv__": operator.truediv,
-    "__ifloordiv__": operator.floordiv,
-    "__imod__": operator.mod,
-    "__ipow__": operator.pow,
-    "__iand__": operator.and_,
-    "__ior__": operator.or_,
-    "__ixor__": operator.xor,
-}
+from ...core.keras_internals import device_of_scope
+from .patches import INTERNALS, OPERATORS
 
 
 @contextmanager
 def kept_arguments() -> Generator[None]:
     """Let `x *= y` in the code of Keras make a new tensor, so that arguments keep their values."""
     with ExitStack() as stack:
-        for name, operate in OPERATORS.items():
-            internal = INTERNALS[name]
+        for name in OPERATORS:
+            internal, operate = INTERNALS[f"__i{name}__"], getattr(operator, f"__{name}__")
             stack.enter_context(internal.replaced(_not_in_keras(internal.resolve(), operate)))
         yield
 
@@ -64,7 +52,7 @@ def whole_assignments() -> Generator[None]:
     original = INTERNALS["direct_assign"].resolve()
 
     def assign(self: Any, value: Any) -> None:
-        if self._value is None or str(get_device()) == "meta":
+        if self._value is None or str(device_of_scope()) == "meta":
             original(self, value)
             return
         with torch.no_grad():
@@ -86,7 +74,7 @@ def kept_reads() -> Generator[None]:
 
     def assign(self: Any, value: Any) -> None:
         own = self._value
-        if own is None or own.requires_grad or str(get_device()) == "meta":
+        if own is None or own.requires_grad or str(device_of_scope()) == "meta":
             original(self, value)
             return
         held.setdefault(id(self), (self, own))

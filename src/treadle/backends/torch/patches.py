@@ -6,200 +6,152 @@ values, which no operator shows; they are patched while a step is recorded (`cap
 `tests/conformance/test_patches.py` fails by name when one of the entries changes.
 """
 
+import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any, Final
 
 import keras
 import torch
 
-from ...core.internals import KERAS, Attribute, Internal, in_this_thread
-from ...core.keras_internals import seed_generator
+from ...core.internals import Attributes, Internal, in_this_thread
+from ...core.keras_internals import device_of_scope, seed_generator
 from ..step_context import context
 
-_PYTORCH = "https://github.com/pytorch/pytorch/blob/main"
-_RANDOM = f"{KERAS}/backend/torch/random.py"
-_RNN = f"{KERAS}/backend/torch/rnn.py"
+OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
+
+_EAGER = "steps that {} run eagerly"
 
 INTERNALS: dict[str, Internal] = {
-    "get_device": Internal(
-        "keras.src.backend.torch.core:get_device",
-        "the device of new variables, which has no public name",
-        f"{KERAS}/backend/torch/core.py",
-        "()",
-    ),
     "torch_seed_generator": Internal(
-        "keras.src.backend.torch.random:torch_seed_generator",
+        ("keras.src.backend.torch.random:torch_seed_generator",),
         "patched while recording: it reads the state of a seed generator",
-        _RANDOM,
-        "(seed)",
+        ("(seed)",),
+        need="speed",
+        lost=_EAGER.format("draw random numbers"),
     ),
-    "gamma": Internal(
-        "keras.src.backend.torch.random:gamma",
-        "patched while recording: it reads the state of a seed generator",
-        _RANDOM,
-        "(shape, alpha, dtype=None, seed=None)",
-    ),
-    "beta": Internal(
-        "keras.src.backend.torch.random:beta",
-        "patched while recording: it reads the state of a seed generator",
-        _RANDOM,
-        "(shape, alpha, beta, dtype=None, seed=None)",
-    ),
-    "binomial": Internal(
-        "keras.src.backend.torch.random:binomial",
-        "patched while recording: it reads the state of a seed generator",
-        _RANDOM,
-        "(shape, counts, probabilities, dtype=None, seed=None)",
+    **{
+        name: Internal(
+            (f"keras.src.backend.torch.random:{name}",),
+            "patched while recording: it reads the state of a seed generator",
+            (parameters,),
+            need="speed",
+            lost=_EAGER.format(f"draw from keras.random.{name}"),
+        )
+        for name, parameters in {
+            "gamma": "(shape, alpha, dtype=None, seed=None)",
+            "beta": "(shape, alpha, beta, dtype=None, seed=None)",
+            "binomial": "(shape, counts, probabilities, dtype=None, seed=None)",
+        }.items()
+    },
+    "backward": Internal(
+        ("torch:Tensor.backward",),
+        "patched in the steps of compiled models: gradients are computed by an operation, which a "
+        "captured step can repeat",
+        ("(self, gradient=None, retain_graph=None, create_graph=False, inputs=None)",),
     ),
     "nadam_core": Internal(
-        "keras.src.backend.torch.optimizers.torch_nadam:core",
+        ("keras.src.backend.torch.optimizers.torch_nadam:core",),
         "patched while recording: Nadam divides by NumPy numbers",
-        f"{KERAS}/backend/torch/optimizers/torch_nadam.py",
         members=("convert_to_numpy",),
+        need="speed",
+        lost=_EAGER.format("use Nadam"),
     ),
     "adam_update": Internal(
-        "keras.src.backend.torch.optimizers.torch_adam:Adam._parallel_update_step",
+        ("keras.src.backend.torch.optimizers.torch_adam:Adam._parallel_update_step",),
         "patched in steps: it allocates several times the bytes of all variables that it updates",
-        f"{KERAS}/backend/torch/optimizers/torch_adam.py",
-        "(self, grads, variables, learning_rate)",
+        ("(self, grads, variables, learning_rate)",),
+        need="comfort",
+        lost="updates of Adam and AdamW need several times the memory of the weights",
     ),
     "direct_assign": Internal(
-        "keras.src.backend.torch.core:Variable._direct_assign",
+        ("keras:Variable._direct_assign",),
         "patched in steps: it changes memory that the backward pass needs, and in mixed precision "
         "a copy of the variable",
-        f"{KERAS}/backend/torch/core.py",
-        "(self, value)",
-    ),
-    "lstm_by_cells": Internal(
-        "keras.src.backend.torch.rnn:_fallback_lstm",
-        "patched in steps: it calls 14 operators for each element of a sequence",
-        _RNN,
-        "(inputs, initial_state_h, initial_state_c, kernel, recurrent_kernel, bias, activation, "
-        "recurrent_activation, return_sequences, batch_first)",
+        ("(self, value)",),
     ),
     "lstm": Internal(
-        "keras.src.backend.torch.rnn:_cudnn_lstm",
-        "PyTorch's LSTM for a whole sequence, which Keras calls on CUDA only",
-        _RNN,
-        "(inputs, initial_state_h, initial_state_c, kernel, recurrent_kernel, bias, "
-        "return_sequences, device)",
+        ("keras.src.backend:rnn.lstm", "keras.src.backend:lstm"),
+        "patched in steps: on a CPU it calls 14 operators for each element of a sequence",
+        need="speed",
+        lost="LSTM layers run cell by cell on a CPU",
     ),
     "value": Internal(
-        "keras.src.backend.torch.core:Variable.value",
+        ("keras:Variable.value",),
         "patched in steps: what the user reads does not change when the variable is assigned",
-        f"{KERAS}/backend/torch/core.py",
     ),
     "transform_level": Internal(
-        "torch._C._functorch:maybe_current_level",
+        ("torch._C._functorch:maybe_current_level",),
         "whether a function runs inside of `torch.vmap` or `torch.func.grad`",
-        f"{_PYTORCH}/torch/csrc/functorch/init.cpp",
     ),
     "variable_init": Internal(
-        "keras.src.backend.common:KerasVariable.__init__",
+        ("keras:Variable.__init__",),
         "patched while proving: variables that a trial creates are reset",
-        f"{KERAS}/backend/common/variables.py",
-        "(self, initializer, shape=None, dtype=None, trainable=True, autocast=True, "
-        "aggregation='none', synchronization='auto', name=None, layout=None, **kwargs)",
     ),
     "TorchDispatchMode": Internal(
-        "torch.utils._python_dispatch:TorchDispatchMode",
+        ("torch.utils._python_dispatch:TorchDispatchMode",),
         "records operators below autograd; documented, but in a private module",
-        f"{_PYTORCH}/torch/utils/_python_dispatch.py",
-        "(_dispatch_key=None)",
-        ("__torch_dispatch__",),
+        members=("__torch_dispatch__",),
     ),
     "standalone_compile": Internal(
-        "torch._inductor:standalone_compile",
+        ("torch._inductor:standalone_compile",),
         "compiles a recorded step as a whole, without tracing Python again",
-        f"{_PYTORCH}/torch/_inductor/__init__.py",
-        "(gm, example_inputs, *, dynamic_shapes='from_graph', options=None, aot=False, "
-        "donate_graph_module=False, fake_mode=None)",
+        (
+            "(gm, example_inputs, *, dynamic_shapes='from_graph', options=None, aot=False, "
+            "donate_graph_module=False, fake_mode=None)",
+        ),
+        need="speed",
+        lost="steps are captured and not compiled",
     ),
     "FakeTensorMode": Internal(
-        "torch._subclasses.fake_tensor:FakeTensorMode",
+        ("torch._subclasses.fake_tensor:FakeTensorMode",),
         "describes the inputs of a compiled step without memory for them",
-        f"{_PYTORCH}/torch/_subclasses/fake_tensor.py",
+        need="speed",
+        lost="steps are captured and not compiled",
     ),
     "ShapeEnv": Internal(
-        "torch.fx.experimental.symbolic_shapes:ShapeEnv",
+        ("torch.fx.experimental.symbolic_shapes:ShapeEnv",),
         "which the mode needs, although all shapes are fixed",
-        f"{_PYTORCH}/torch/fx/experimental/symbolic_shapes.py",
-    ),
-    "moments": Internal(
-        "keras.src.backend.torch.nn:moments",
-        "patched on several processes: the moments are those of the whole batch",
-        f"{KERAS}/backend/torch/nn.py",
-        "(x, axes, keepdims=False, synchronized=False)",
+        need="speed",
+        lost="steps are captured and not compiled",
     ),
     "C": Internal(
-        "torch:_C",
-        "replays call operators below autograd by their C functions, which takes less time",
-        f"{_PYTORCH}/torch/_C/__init__.pyi.in",
-        members=(
-            "_AutoDispatchBelowAutograd",
-            "_VariableFunctions",
-            "TensorBase",
-            "DisableTorchFunction",
-        ),
+        ("torch:_C",),
+        "replays call operators below autograd, which takes less time; the memory of a tensor is "
+        "read without recording that",
+        members=("_AutoDispatchBelowAutograd", "DisableTorchFunction"),
     ),
     **{
         f"__i{name}__": Internal(
-            f"torch:Tensor.__i{name}__",
+            (f"torch:Tensor.__i{name}__",),
             "patched in steps: Keras changes its arguments with it, such as sample weights",
-            f"{_PYTORCH}/torch/_tensor.py",
         )
-        for name in ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"]
+        for name in OPERATORS
     },
 }
 
-ATTRIBUTES: dict[str, Attribute] = {
-    "_schema": Attribute(
-        "OpOverload", "which arguments an operator changes or returns", f"{_PYTORCH}/torch/_ops.py"
+ATTRIBUTES: dict[str, Attributes] = {
+    "OpOverload": Attributes(
+        ("_schema", "_op"),
+        "torch._ops",
+        "which arguments an operator changes or returns, and a call without its Python wrapper",
     ),
-    "_op": Attribute(
-        "OpOverload", "calls an operator without its Python wrapper", f"{_PYTORCH}/torch/_ops.py"
-    ),
-    "_unsafe_view": Attribute(
-        "torch.ops.aten",
-        "the operator that a matrix product of more dimensions records",
-        f"{_PYTORCH}/aten/src/ATen/native/native_functions.yaml",
-    ),
-    **{
-        name: Attribute(
-            "torch.ops.aten",
-            "an operator whose `alpha` may be a tensor in a step that Inductor compiles",
-            f"{_PYTORCH}/aten/src/ATen/native/native_functions.yaml",
-        )
-        for name in ("_foreach_add", "_foreach_add_", "_foreach_sub", "_foreach_sub_")
-    },
-    "_native_batch_norm_legit": Attribute(
-        "torch.ops.aten",
-        "the operator whose schema declares that it changes its statistics",
-        f"{_PYTORCH}/aten/src/ATen/native/native_functions.yaml",
-    ),
-    "_cdata": Attribute(
-        "UntypedStorage and Generator",
+    "UntypedStorage and Generator": Attributes(
+        ("_cdata",),
+        "torch._C",
         "the address of the C++ object: PyTorch creates a new Python object for each access",
-        f"{_PYTORCH}/torch/_C/__init__.pyi.in",
     ),
-    "_base": Attribute(
-        "Tensor", "whose memory a view shares", f"{_PYTORCH}/torch/_C/__init__.pyi.in"
-    ),
-    "_torch_params": Attribute(
-        "Layer",
+    "Tensor": Attributes(("_base",), "torch._C", "whose memory a view shares"),
+    "Layer": Attributes(
+        ("_torch_params",),
+        "keras.src.backend.torch.layer",
         "the parameters that Keras collected while variables had the values of a scope",
-        f"{KERAS}/backend/torch/layer.py",
-    ),
-    "_modules": Attribute(
-        "Layer",
-        "layers that are attributes are held there, as Keras layers are PyTorch modules",
-        f"{_PYTORCH}/torch/nn/modules/module.py",
     ),
 }
 
-get_device: Any = INTERNALS["get_device"].resolve()
 TorchDispatchMode: Any = INTERNALS["TorchDispatchMode"].resolve()
 C: Any = INTERNALS["C"].resolve()
 
@@ -209,6 +161,18 @@ PART_BYTES: Final = 64 * 2**20
 """Variables of so many bytes are updated together."""
 
 
+def get_device() -> Any:
+    """Return the device of new variables."""
+    return device_of_scope() or _default_device()
+
+
+@cache
+def _default_device() -> str:
+    """Return the device of new variables outside of `keras.device`."""
+    # Without an index, which `torch.cuda.set_device` may change later.
+    return os.environ.get("KERAS_TORCH_DEVICE") or keras.ops.zeros(()).device.type
+
+
 @contextmanager
 def capturable_keras(call: Call) -> Generator[None]:
     """Make functions of Keras record their reads of tensors in this context, in this thread.
@@ -216,18 +180,21 @@ def capturable_keras(call: Call) -> Generator[None]:
     Args:
         call: Calls a function of tensors, and records it as one operation.
     """
+    _seed_mask()  # before the recording
+    _default_device()
     replaced: Mapping[str, Any] = {
         "torch_seed_generator": lambda seed: call(_Seeded(), _sum_of_seed(seed)),
-        "gamma": _drawn(call, INTERNALS["gamma"].resolve()),
-        "beta": _drawn(call, INTERNALS["beta"].resolve()),
-        "binomial": _drawn(call, INTERNALS["binomial"].resolve()),
+        **{name: _drawn(call, INTERNALS[name].get()) for name in ("gamma", "beta", "binomial")},
         # Dividing by tensors gives the same as dividing by NumPy numbers.
         "nadam_core": SimpleNamespace(convert_to_numpy=lambda x: x),
     }
     with ExitStack() as stack:
         for name, replacement in replaced.items():
             internal = INTERNALS[name]
-            stack.enter_context(internal.replaced(in_this_thread(replacement, internal.resolve())))
+            # No warning: most steps do not need it, and the plan says why one runs eagerly.
+            if not internal.missing():
+                original = internal.resolve()
+                stack.enter_context(internal.replaced(in_this_thread(replacement, original)))
         yield
 
 
@@ -237,7 +204,7 @@ def updates_in_parts() -> Generator[None]:
 
     Updating all at once needs up to four times the memory of the weights.
     """
-    original: Call = INTERNALS["adam_update"].resolve()
+    original: Any = INTERNALS["adam_update"].get()
 
     def update(self: Any, grads: Any, variables: Any, learning_rate: Any) -> None:
         for part in _parts([variable.value for variable in variables]):
@@ -268,26 +235,55 @@ def _parts(tensors: Sequence[Any]) -> list[slice]:
 def fused_lstm() -> Generator[None]:
     """Let Keras' LSTM call PyTorch's LSTM on a CPU, which is one operator for a whole sequence.
 
-    Cells by themselves remain where the operator cannot be used: for other activations and types,
-    and inside nested `gradients`, since it can be differentiated only once.
+    Keras calls it on CUDA only. Its own function remains where the operator cannot be used: for
+    other activations and types, masks, and inside nested `gradients`, since the operator can be
+    differentiated only once.
     """
-    by_cells: Call = INTERNALS["lstm_by_cells"].resolve()
-    fused: Call = INTERNALS["lstm"].resolve()
-
-    def lstm(inputs: Any, h: Any, c: Any, kernel: Any, recurrent: Any, bias: Any, *how: Any) -> Any:
-        activation, recurrent_activation, return_sequences, batch_first = how
-        # Copies, since the state of a stateful layer changes in place before the backward pass.
-        usual = activation is keras.activations.tanh
-        usual = usual and recurrent_activation is keras.activations.sigmoid
-        if not (usual and batch_first and _is_fusible(inputs)):
-            return by_cells(inputs, h, c, kernel, recurrent, bias, *how)
-        if bias is None:  # the operator has one
-            bias = kernel.new_zeros(kernel.shape[1])
-        return fused(inputs, h, c, kernel, recurrent, bias, return_sequences, inputs.device)
-
-    replacement = in_this_thread(lstm, by_cells)
-    with INTERNALS["lstm_by_cells"].replaced(replacement):
+    internal = INTERNALS["lstm"]
+    original: Any = internal.get()
+    if original is None:
         yield
+        return
+
+    def lstm(inputs: Any, h: Any, c: Any, mask: Any, **how: Any) -> Any:
+        usual = how["activation"] is keras.activations.tanh
+        usual = usual and how["recurrent_activation"] is keras.activations.sigmoid
+        usual = usual and mask is None and how.get("batch_first", True)
+        given = [how[name] for name in ("kernel", "recurrent_kernel", "bias")]
+        weights: Any = [None if x is None else keras.ops.convert_to_tensor(x) for x in given]
+        tensors = (inputs, *(x for x in weights if x is not None))
+        if usual and h.ndim == c.ndim == 2 and all(map(_is_fusible, tensors)):
+            chosen = [bool(how.get(name)) for name in ("return_sequences", "go_backwards")]
+            return _lstm(inputs, h, c, *weights, *chosen)
+        return original(inputs, h, c, mask, **how)
+
+    with internal.replaced(in_this_thread(lstm, original)):
+        yield
+
+
+def _lstm(
+    inputs: Any,
+    h: Any,
+    c: Any,
+    kernel: Any,
+    recurrent: Any,
+    bias: Any,
+    return_sequences: bool,
+    go_backwards: bool,
+) -> Any:
+    """Return the last output, all outputs and the states, in the form that Keras expects."""
+    weights = kernel.T.contiguous(), recurrent.T.contiguous()
+    zeros = kernel.new_zeros(kernel.shape[1])  # PyTorch has two biases
+    biases = zeros if bias is None else bias, zeros
+    if go_backwards:
+        inputs = torch.flip(inputs, dims=[1])
+    # Biases, one layer, no dropout, whether it is differentiated, one direction, the batch first.
+    settings = True, 1, 0.0, torch.is_grad_enabled(), False, True
+    state = [x.to(inputs.dtype).unsqueeze(0) for x in (h, c)]
+    outputs, h, c = torch.lstm(inputs, state, [*weights, *biases], *settings)
+    last = outputs[:, -1]
+    sequence = outputs if return_sequences else last.unsqueeze(1)
+    return last, sequence, [h.squeeze(0), c.squeeze(0)]
 
 
 def _is_fusible(inputs: Any) -> bool:
@@ -319,7 +315,12 @@ def variables_made() -> Generator[list[tuple[Any, Any]]]:
 
 def _sum_of_seed(seed: Any) -> Any:
     """Return the number that Keras seeds a generator with, as a tensor; advances the seed."""
-    first, second = seed_generator.draw_seed(seed)
+    if isinstance(seed, int):
+        return keras.ops.convert_to_tensor(seed, "int64")
+    if seed is None:
+        first, second = seed_generator.global_seed_generator().next(ordered=False)
+    else:
+        first, second = seed.next()
     return first + second
 
 
@@ -330,10 +331,17 @@ class _Seeded:
     """
 
     def __init__(self) -> None:
-        self._generator = torch.Generator(device=get_device())
+        self._generator, self._mask = torch.Generator(device=get_device()), _seed_mask()
 
     def __call__(self, total: Any) -> torch.Generator:
-        return self._generator.manual_seed(int(total) & 0xFFFFFFFF)
+        return self._generator.manual_seed(int(total) & self._mask)
+
+
+@cache
+def _seed_mask() -> int:
+    """Return the bits of a seed that Keras passes to a generator: 32 since 3.14, before 64."""
+    internal = INTERNALS["torch_seed_generator"]
+    return 0 if internal.missing() else int(internal.resolve()(-1).initial_seed())
 
 
 class _Drawn:
@@ -346,16 +354,17 @@ class _Drawn:
 
     def __call__(self, total: Any, *parameters: Any) -> Any:
         named = dict(zip(self._names, parameters, strict=True))
-        seed = int(total) & 0xFFFFFFFF
-        return self._original(self._shape, dtype=self._dtype, seed=seed, **named)
+        return self._original(self._shape, dtype=self._dtype, seed=int(total), **named)
 
 
 def _drawn(call: Call, original: Call) -> Call:
     """Return a replacement for such a function that records it."""
 
-    def draw(shape: Any, dtype: Any = None, seed: Any = None, **parameters: Any) -> Any:
-        function = _Drawn(original, shape, dtype, list(parameters))
-        tensors = [keras.ops.convert_to_tensor(x) for x in parameters.values()]
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        given = signature(original).bind(*args, **kwargs).arguments
+        shape, dtype, seed = given.pop("shape"), given.pop("dtype", None), given.pop("seed", None)
+        function = _Drawn(original, shape, dtype, list(given))
+        tensors = [keras.ops.convert_to_tensor(x) for x in given.values()]
         return call(function, _sum_of_seed(seed), *tensors)
 
     return draw

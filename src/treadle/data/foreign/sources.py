@@ -11,9 +11,12 @@ from itertools import chain
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
+import numpy as np
+
 from ...errors import DataError
 from .. import random_states
 from ..iterables import forward_only, length_of, type_name
+from ..order import Permutation
 from ..reader import BatchReader, BatchSource, lasting
 from ..reading import Reading
 from ..source import BaseSource, ReadRequest, Source
@@ -53,7 +56,7 @@ def as_source(data: Any) -> Source:
     if known is not None and (known.inexact is not None or not getattr(known, "seeks", False)):
         return known  # a stream, which is opened once
     refuse_arrays(data)
-    for make in (_from_keras, _from_tensorflow, _from_torch, _from_grain, _from_python):
+    for make in (from_keras, _from_tensorflow, _from_torch, _from_grain, _from_python):
         source = make(data)
         if source is not None:
             if known is not None and known.length == source.length:
@@ -61,6 +64,24 @@ def as_source(data: Any) -> Source:
             _sources[id(data)] = source
             return source
     raise DataError(f"cannot read batches from a {type_name(data)}. Accepted are: {ACCEPTED}")
+
+
+def is_indexed(examples: Any) -> bool:
+    """Return whether an object gives single examples by their numbers; otherwise it is a stream.
+
+    Raises:
+        DataError: If it is a PyTorch data set without a length, or without an index.
+    """
+    torch: Any = sys.modules.get("torch.utils.data")
+    if torch is not None and isinstance(examples, torch.Dataset):
+        if isinstance(examples, torch.IterableDataset) or not hasattr(examples, "__len__"):
+            raise DataError(
+                f"{type_name(examples)} has no length or no index: give "
+                "torch.utils.data.DataLoader(dataset, batch_size=None), or a generator function"
+            )
+        return True
+    has_numbers = hasattr(examples, "__getitem__") and hasattr(examples, "__len__")
+    return has_numbers and not isinstance(examples, Source | Mapping)
 
 
 def refuse_arrays(data: Any) -> None:
@@ -81,7 +102,14 @@ def _is_array(data: Any) -> bool:
     return hasattr(data, "__array__") or (hasattr(data, "shape") and hasattr(data, "dtype"))
 
 
-def _from_keras(data: Any) -> Source | None:
+def from_keras(data: Any, shuffle: bool = False, seed: int | None = None) -> Source | None:
+    """Convert a `keras.utils.PyDataset` to a source; None for anything else.
+
+    Args:
+        data: The data set.
+        shuffle: Whether its batches come in another order in each epoch, if their number is known.
+        seed: The seed of these orders; that of the run by default.
+    """
     keras = sys.modules.get("keras")
     if keras is None or not isinstance(data, keras.utils.PyDataset):
         return None
@@ -103,18 +131,20 @@ def _from_keras(data: Any) -> Source | None:
             random_states.seed_for_batch(state["seed"], calls[hook], batch)
             call(hook)
 
-    def given(start: int) -> Iterator[Any]:
-        index = start
-        while length is None or index < length:
-            yield dataset[index]
-            index += 1
+    def given(reading: Reading) -> Iterator[Any]:
+        number, order = reading.first, None
+        if shuffle and length:
+            order = Permutation(length, reading.seed if seed is None else seed, reading.epoch)
+        while length is None or number < length:
+            yield dataset[number if order is None else int(order(np.array(number)))]
+            number += 1
         call("end")
 
     def batches(reading: Reading) -> Iterator[Any]:
         calls["seed"] = reading.seed
         if reading.state() is None:  # otherwise the epoch has already started
             call("begin")
-        return given(reading.first)
+        return given(reading)
 
     base, keeper = keras.utils.PyDataset, keeper_of(dataset)
     hooks = [n for n in ("on_epoch_begin", "on_epoch_end") if getattr(kind, n) != getattr(base, n)]
@@ -191,10 +221,10 @@ def _from_python(data: Any) -> Source | None:
         hasattr(data, "__getitem__") and hasattr(data, "__len__") and not hasattr(data, "__iter__")
     ):
         batches: Any = data
-        found = lasting(
-            lambda at: _indexed(batches, at.first, len(batches)), generators_of(batches)
-        )
-        return BatchSource(found, len(batches))
+        keeper = generators_of(batches)
+        found = lasting(lambda at: _indexed(batches, at.first, len(batches)), keeper)
+        is_stored = keeper is None and type(data) in (list, tuple)
+        return BatchSource(found, len(batches), is_stored=is_stored)
     if hasattr(data, "__iter__"):
         iterable: Any = data
         return BatchSource(

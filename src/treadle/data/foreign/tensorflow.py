@@ -10,10 +10,12 @@ causes of inexact resuming that remain.
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from ...core.structures import flatten
+import numpy as np
+
+from ...core.structures import flatten, mapped
 from ...errors import DataError
 from ..iterables import forward_only
 from ..reader import BatchSource
@@ -35,14 +37,7 @@ def from_tensorflow(data: Any) -> BatchSource | None:
     if not isinstance(data, tf.data.Dataset):
         return None
     dataset: Any = data
-    specs: list[Any] = tf.nest.flatten(dataset.element_spec)
-    for spec in specs:
-        if isinstance(spec, tf.RaggedTensorSpec | tf.SparseTensorSpec):
-            kind = "ragged" if isinstance(spec, tf.RaggedTensorSpec) else "sparse"
-            raise DataError(
-                f"this tf.data.Dataset gives {kind} tensors ({spec}), which only TensorFlow has: "
-                f"map them to dense ones first (padded_batch, .to_tensor(), tf.sparse.to_dense)"
-            )
+    _require_dense(tf.nest.flatten(dataset.element_spec))
     cardinality = int(dataset.cardinality())
     endless = cardinality == tf.data.INFINITE_CARDINALITY
     try:
@@ -82,7 +77,46 @@ def from_tensorflow(data: Any) -> BatchSource | None:
         batch_examples=shape[0] if shape is not None and shape.rank else None,
         inexact=inexact,
         seeks=False,
+        zeros=_zeros_of(dataset),
     )
+
+
+def _zeros_of(dataset: Any) -> Callable[[int], Any] | None:
+    """Return a function that makes a batch of zeros; None if the form of batches is unknown."""
+    if not all(map(_has_known_form, flatten(dataset.element_spec))):
+        return None
+
+    def zeros(examples: int) -> Any:
+        """Return a batch of so many examples, unless the data set fixes their number."""
+
+        def of(spec: Any) -> np.ndarray:
+            shape = [examples if size is None else size for size in spec.shape]
+            return np.zeros(shape, spec.dtype.as_numpy_dtype)
+
+        return mapped(of, dataset.element_spec)
+
+    return zeros
+
+
+def _has_known_form(spec: Any) -> bool:
+    """Return whether tensors hold numbers, and all but their first axis has a known size."""
+    import tensorflow as tf
+
+    if not isinstance(spec, tf.TensorSpec) or spec.dtype in (tf.string, tf.variant):
+        return False
+    return bool(spec.shape[1:].is_fully_defined())
+
+
+def _require_dense(specs: list[Any]) -> None:
+    import tensorflow as tf
+
+    for spec in specs:
+        if isinstance(spec, tf.RaggedTensorSpec | tf.SparseTensorSpec):
+            kind = "ragged" if isinstance(spec, tf.RaggedTensorSpec) else "sparse"
+            raise DataError(
+                f"this tf.data.Dataset gives {kind} tensors ({spec}), which only TensorFlow has: "
+                f"map them to dense ones first (padded_batch, .to_tensor(), tf.sparse.to_dense)"
+            )
 
 
 def _letting_go(iterator: Iterator[Any]) -> Iterator[Any]:

@@ -40,7 +40,7 @@ def shuffles_of(dataset: Any) -> list[tuple[Any, int]]:
 
 def runs_python(dataset: Any) -> bool:
     """Return whether a function of a data set runs Python code."""
-    functions = [function.function for part in _parts(dataset) for function in part._functions()]
+    functions = [function.function for part in _parts(dataset) for function in _functions(part)]
     graphs = [function.graph.as_graph_def() for function in functions]
     return any(node.op in PYTHON for graph in graphs for node in _operations(graph))
 
@@ -53,7 +53,7 @@ def reasons(dataset: Any, endless: bool) -> list[str]:
         found.append(NOT_DETERMINISTIC)
     for part in parts:
         kind = type(part).__name__
-        for function in part._functions():
+        for function in _functions(part):
             graph = function.function.graph.as_graph_def()
             found += _of_graph(graph, any(word in kind for word in THREADS))
             for tensor in function.function.captured_inputs:
@@ -80,6 +80,11 @@ def _inputs(part: Any) -> list[Any]:
         if isinstance(wrapped, tf.data.Dataset):
             return [wrapped]
     return list(part._inputs())
+
+
+def _functions(part: Any) -> list[Any]:
+    """Return the traced functions of a part."""
+    return [value for value in vars(part).values() if hasattr(value, "function")]
 
 
 def _parts(dataset: Any) -> list[Any]:

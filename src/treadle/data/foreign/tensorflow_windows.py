@@ -109,75 +109,92 @@ def _program(specs: tuple[Any, ...]) -> Callable[[list[Tensor]], list[Tensor]]:
     batches, and the time after which no further batch is drawn. It returns the number of batches,
     an optional batch of other shapes that follows them, and the stacked components.
     """
-    shapes, types = [spec.shape for spec in specs], [spec.dtype for spec in specs]
-    of_elements = {"output_types": types, "output_shapes": shapes}
-    raw: Any = tf.raw_ops
+    resource, variant = tf.TensorSpec([], tf.resource), tf.TensorSpec([], tf.variant)
+    numbers = tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.float64)
+    traced = tf.function(_Drawing(specs).window, autograph=False)
+    concrete: Any = traced.get_concrete_function(resource, variant, resource, *numbers)
+    captured = concrete.captured_inputs
+    return lambda arguments: concrete._call_flat(arguments, captured)
 
-    def following(iterator: Tensor) -> Tensor:
-        return raw.IteratorGetNextAsOptional(iterator=iterator, **of_elements)
 
-    def components(optional: Tensor) -> list[Tensor]:
-        return raw.OptionalGetValue(optional=optional, **of_elements)
+class _Drawing:
+    """The operations of `_program` on batches of some components."""
 
-    def shapes_of(optional: Tensor) -> list[Tensor]:
-        return [tf.shape(x) for x in components(optional)]
+    def __init__(self, specs: Sequence[Any]):
+        self._specs = specs
+        self._shapes = [spec.shape for spec in specs]
+        self._types = [spec.dtype for spec in specs]
+        self._raw: Any = tf.raw_ops
 
-    def has_value(optional: Tensor) -> Tensor:
-        return raw.OptionalHasValue(optional=optional)
+    @tf.autograph.experimental.do_not_convert
+    def window(
+        self, iterator: Tensor, pending: Tensor, queue: Tensor, most: Tensor, until: Tensor
+    ) -> list[Tensor]:
+        """Return the number of batches, what follows them, and the stacked components."""
+        with tf.device("cpu"):
+            first = tf.cond(
+                self._has_value(pending), lambda: pending, lambda: self._following(iterator)
+            )
+            count, left = self._draw(iterator, first, queue, most, until)
+            arrays = tf.cond(count > 0, lambda: self._stacked(queue, count), self._empty)
+            return [count, left, *arrays]
 
-    def drawn(iterator: Tensor, first: Tensor, queue: Tensor, most: Tensor, until: Tensor) -> Any:
+    def _draw(
+        self, iterator: Tensor, first: Tensor, queue: Tensor, most: Tensor, until: Tensor
+    ) -> Any:
+        """Put the first batch and those like it into the queue."""
         wanted = tf.cond(
-            has_value(first),
-            lambda: shapes_of(first),
-            lambda: [tf.zeros([shape.rank], tf.int32) for shape in shapes],
+            self._has_value(first),
+            lambda: self._shapes_of(first),
+            lambda: [tf.zeros([shape.rank], tf.int32) for shape in self._shapes],
         )
 
         def is_like_first(batch: Tensor) -> Tensor:
-            if all(shape.is_fully_defined() for shape in shapes):
+            if all(shape.is_fully_defined() for shape in self._shapes):
                 return tf.constant(True)
-            pairs = zip(shapes_of(batch), wanted, strict=True)
+            pairs = zip(self._shapes_of(batch), wanted, strict=True)
             return tf.reduce_all([tf.reduce_all(tf.equal(a, b)) for a, b in pairs])
 
         def another(count: Tensor, batch: Tensor) -> Tensor:
-            fits = tf.cond(has_value(batch), lambda: is_like_first(batch), lambda: False)
+            fits = tf.cond(self._has_value(batch), lambda: is_like_first(batch), lambda: False)
             return tf.logical_and(count < most, fits)
 
         def body(count: Tensor, batch: Tensor) -> tuple[Tensor, Tensor]:
-            raw.QueueEnqueueV2(handle=queue, components=components(batch))
+            self._raw.QueueEnqueueV2(handle=queue, components=self._components(batch))
             more = tf.logical_and(count + 1 < most, tf.timestamp() < until)
-            return count + 1, tf.cond(more, lambda: following(iterator), raw.OptionalNone)
+            following = tf.cond(more, lambda: self._following(iterator), self._raw.OptionalNone)
+            return count + 1, following
 
         return tf.while_loop(another, body, (0, first), parallel_iterations=1)
 
-    def stacked(queue: Tensor, count: Tensor) -> list[Tensor]:
+    def _stacked(self, queue: Tensor, count: Tensor) -> list[Tensor]:
         arrays = [
             tf.TensorArray(spec.dtype, size=count, element_shape=spec.shape, infer_shape=False)
-            for spec in specs
+            for spec in self._specs
         ]
 
         def body(i: Tensor, arrays: Any) -> Any:
-            parts = raw.QueueDequeueV2(handle=queue, component_types=types)
+            parts = self._raw.QueueDequeueV2(handle=queue, component_types=self._types)
             return i + 1, [array.write(i, x) for array, x in zip(arrays, parts, strict=True)]
 
         _, arrays = tf.while_loop(lambda i, _: i < count, body, (0, arrays), parallel_iterations=1)
         return [array.stack() for array in arrays]
 
-    def empty() -> list[Tensor]:
-        return [tf.zeros([0] * (spec.shape.rank + 1), spec.dtype) for spec in specs]
+    def _empty(self) -> list[Tensor]:
+        return [tf.zeros([0] * (spec.shape.rank + 1), spec.dtype) for spec in self._specs]
 
-    @tf.autograph.experimental.do_not_convert
-    def window(
-        iterator: Tensor, pending: Tensor, queue: Tensor, most: Tensor, until: Tensor
-    ) -> list[Tensor]:
-        with tf.device("cpu"):
-            first = tf.cond(has_value(pending), lambda: pending, lambda: following(iterator))
-            count, left = drawn(iterator, first, queue, most, until)
-            arrays = tf.cond(count > 0, lambda: stacked(queue, count), empty)
-            return [count, left, *arrays]
+    def _following(self, iterator: Tensor) -> Tensor:
+        return self._raw.IteratorGetNextAsOptional(
+            iterator=iterator, output_types=self._types, output_shapes=self._shapes
+        )
 
-    resource, variant = tf.TensorSpec([], tf.resource), tf.TensorSpec([], tf.variant)
-    numbers = tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.float64)
-    traced = tf.function(window, autograph=False)
-    concrete: Any = traced.get_concrete_function(resource, variant, resource, *numbers)
-    captured = concrete.captured_inputs
-    return lambda arguments: concrete._call_flat(arguments, captured)
+    def _components(self, optional: Tensor) -> list[Tensor]:
+        return self._raw.OptionalGetValue(
+            optional=optional, output_types=self._types, output_shapes=self._shapes
+        )
+
+    def _shapes_of(self, optional: Tensor) -> list[Tensor]:
+        return [tf.shape(x) for x in self._components(optional)]
+
+    def _has_value(self, optional: Tensor) -> Tensor:
+        return self._raw.OptionalHasValue(optional=optional)

@@ -1,6 +1,7 @@
 """Conversion of a PyTorch `DataLoader` to a source."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from ...errors import DataError
@@ -32,6 +33,19 @@ def from_torch(data: Any) -> BatchSource | None:
         return None
     loader: Any = data
     keeper, parts = keeper_of(loader), _lasting_parts(loader)
+    return BatchSource(
+        partial(_batches, loader, keeper, parts),
+        length_of(loader),
+        batch_examples=loader.batch_size,
+        inexact=_inexact(loader, keeper),
+        seeks=False,
+    )
+
+
+def _batches(
+    loader: Any, keeper: Keeper | None, parts: list[Keeper], reading: Reading
+) -> Iterator[Any]:
+    """Return an iterator of the loader, which gives its state and that of its parts."""
 
     def kept() -> list[Any]:
         return [part.state() for part in parts]
@@ -40,41 +54,32 @@ def from_torch(data: Any) -> BatchSource | None:
         for part, state in zip(parts, states, strict=True):
             part.restore(state)
 
-    def batches(reading: Reading) -> Iterator[Any]:
-        inside, before = reading.state(), reading.before()
-        if keeper is not None and inside is not None:
-            keeper.restore(inside["loader"])
-        elif inside is not None or before is not None:
-            put_back((before if inside is None else inside)["parts"])
-        opening = {"parts": kept()}
-        iterator = iter(loader)
-        if keeper is not None:
-            own = keeper.state
-            if inside is not None:
-                put_back(inside["parts"])  # again, since `iter` has drawn from them
-            return Resumable(
-                iterator,
-                lambda: {"loader": own(), "parts": kept()},
-                name=keeper.name,
-                lasting=bool(parts),
-                optional=True,
-            )
-        if not parts:
-            return iterator
+    inside, before = reading.state(), reading.before()
+    if keeper is not None and inside is not None:
+        keeper.restore(inside["loader"])
+    elif inside is not None or before is not None:
+        put_back((before if inside is None else inside)["parts"])
+    opening = {"parts": kept()}
+    iterator = iter(loader)
+    if keeper is not None:
+        own = keeper.state
+        if inside is not None:
+            put_back(inside["parts"])  # again, since `iter` has drawn from them
         return Resumable(
             iterator,
-            lambda: {"parts": kept()},
-            name=type_name(loader),
-            lasting=True,
-            opening=opening,
+            lambda: {"loader": own(), "parts": kept()},
+            name=keeper.name,
+            lasting=bool(parts),
+            optional=True,
         )
-
-    return BatchSource(
-        batches,
-        length_of(loader),
-        batch_examples=loader.batch_size,
-        inexact=_inexact(loader, keeper),
-        seeks=False,
+    if not parts:
+        return iterator
+    return Resumable(
+        iterator,
+        lambda: {"parts": kept()},
+        name=type_name(loader),
+        lasting=True,
+        opening=opening,
     )
 
 

@@ -55,7 +55,7 @@ const page = {
     document.getElementById("sections").replaceChildren(...sections.map((make) => make()).filter(Boolean));
     const left = [];
     if (data.runs_left_out) left.push(`${data.runs_left_out} older runs are left out`);
-    if (data.charts_left_out.length) left.push(`${data.charts_left_out.length} charts are left out: ${data.charts_left_out.slice(0, 20).join(", ")}`);
+    if (data.charts_left_out.count) left.push(`${data.charts_left_out.count} charts are left out: ${data.charts_left_out.first.join(", ")}`);
     if (data.parts_left_out.length) left.push(`left out, since a report has at most 6 MB: ${data.parts_left_out.join(", ")}`);
     document.getElementById("footer").textContent = [`Treadle ${data.version}, ${format.date(data.written)}`, ...left].join(" · ");
   },
@@ -137,8 +137,10 @@ const page = {
       card("steps per second", format.number(+(run.steps / seconds).toPrecision(3)), `${examples}without compiling`);
     }
     if (run.plan) card("plan", run.plan, Object.entries(run.versions).filter(([name]) => ["treadle", "keras", run.backend].includes(name)).map(([name, version]) => `${name} ${version}`).join(", "), "wide");
-    const why = run.why ? el("p", { className: "why" }, run.why) : "";
-    parent.replaceChildren(el("div", { className: "cards" }, ...cards), why);
+    const why = run.why ? el("p", { className: run.state === "finished" ? "why" : `why ${run.state}` }, run.why) : "";
+    const restored = (run.events ?? []).filter((event) => event.text.startsWith("the weights are those of ")).at(-1);
+    const weights = restored ? el("p", { className: "why" }, restored.text) : "";
+    parent.replaceChildren(el("div", { className: "cards" }, ...cards), why, weights);
   },
 
   /** Return the names of the values with a best one: those of the validation, if there are any. */
@@ -285,10 +287,12 @@ const page = {
   findings() {
     const checked = page.data.runs.filter((run) => run.findings);
     if (!checked.length) return null;
-    const found = checked.flatMap((run) => run.findings.map((finding) => el("div", { className: `finding ${["error", "warning", "note"].includes(finding.severity) ? finding.severity : ""}` },
-      el("p", { className: "head" }, [page.named(run), finding.severity, finding.code, finding.where, finding.line].filter(Boolean).join(" · ")),
+    const found = checked.flatMap((run) => run.findings.map((finding) => el("div", { className: "finding error" },
+      el("p", { className: "head" }, [page.named(run), finding.code, finding.where, finding.line].filter(Boolean).join(" · ")),
       ...[["seen", finding.seen], ["why", finding.why], ["fix", finding.fix]].filter(([, text]) => text).map(([what, text]) => el("p", {}, `${what}: ${text}`)))));
-    return page.section("Findings of the doctor", ...(found.length ? found : [el("p", { className: "none" }, "none")]));
+    const rows = checked.flatMap((run) => run.sheet.map(([group, subject, text, mark]) => [group, subject, text, mark, ...(checked.length > 1 ? [page.named(run)] : [])]));
+    const table = rows.length ? el("details", {}, el("summary", {}, "What the doctor measured"), page.table(["group", "subject", "fact", "unusual", ...(checked.length > 1 ? ["run"] : [])], rows)) : "";
+    return page.section("Certain mistakes found by the doctor", ...(found.length ? found : [el("p", { className: "none" }, "none")]), table);
   },
 
   events() {

@@ -7,10 +7,10 @@ difference in these values is the probable cause.
 import dis
 import hashlib
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from types import BuiltinFunctionType, CodeType, FunctionType, GeneratorType, MethodType, ModuleType
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 
@@ -28,24 +28,11 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None))
 MANY = (list, tuple, set, frozenset)
 
 OF_THE_MOMENT: Final = frozenset(
-    [
-        "time",
-        "time_ns",
-        "perf_counter",
-        "monotonic",
-        "now",
-        "utcnow",
-        "today",
-        "urandom",
-        "uuid1",
-        "uuid4",
-        "token_bytes",
-        "getpid",
-        "default_rng",
-        "RandomState",
-        "Random",
-        "SystemRandom",
-    ]
+    (
+        *("time", "time_ns", "perf_counter", "monotonic", "now", "utcnow", "today", "getpid"),
+        *("urandom", "uuid1", "uuid4", "token_bytes"),
+        *("default_rng", "RandomState", "Random", "SystemRandom"),
+    )
 )
 """Functions that return the time, process-specific values, or unseeded random generators."""
 
@@ -76,80 +63,65 @@ class Attributes:
         text = _text_of(thing)
         if text is not None:
             self.found[path] = text
-        if isinstance(thing, PLAIN) or id(thing) in self._seen:
-            return
-        self._seen[id(thing)] = thing
-        if isinstance(thing, Mapping):
-            pairs = cast("Mapping[Any, Any]", thing)
-            if text is None:
-                self._take_all(((f"{path}[{key!r}]", part) for key, part in pairs.items()), depth)
-        elif isinstance(thing, MANY):
-            items = cast("Iterable[Any]", thing)
-            if text is None:
-                self._take_all(((f"{path}[{i}]", part) for i, part in enumerate(items)), depth)
-        elif isinstance(thing, partial):
-            call = cast("partial[Any]", thing)
-            self._take_all([(path, call.func), *((path, part) for part in call.args)], depth)
-        elif isinstance(thing, Scheduled):
-            self.take(thing.function, path, depth + 1)
-        elif isinstance(thing, MethodType):
-            self._take_all([(path, thing.__self__), (path, thing.__func__)], depth)
-        elif isinstance(thing, FunctionType):
-            self._take_function(thing, path, depth)
-        elif isinstance(thing, GeneratorType):
-            frame = cast("Any", thing).gi_frame
+        elif id(thing) not in self._seen:
+            self._seen[id(thing)] = thing
+            for inner, part in list(self._parts(thing, path)):
+                self.take(part, inner, depth + 1)
+
+    def _parts(self, thing: Any, path: str) -> Iterator[tuple[str, Any]]:
+        """Yield what a value holds or uses, by path."""
+        kind = type(thing)
+        if issubclass(kind, Mapping):
+            yield from ((f"{path}[{key!r}]", part) for key, part in thing.items())
+        elif issubclass(kind, MANY):
+            yield from ((f"{path}[{i}]", part) for i, part in enumerate(thing))
+        elif issubclass(kind, partial):
+            yield from ((path, part) for part in (thing.func, *thing.args))
+        elif issubclass(kind, Scheduled):
+            yield path, thing.function
+        elif issubclass(kind, MethodType):
+            yield from ((path, part) for part in (thing.__self__, thing.__func__))
+        elif issubclass(kind, FunctionType):
+            yield from self._used(thing, path)
+        elif issubclass(kind, GeneratorType):
+            frame = thing.gi_frame
             if frame is not None and not is_library(frame.f_globals):
                 local = f"{root_of(path)}: {frame.f_code.co_name}"
-                self._take_all(((f"{local}.{k}", x) for k, x in frame.f_locals.items()), depth)
-        elif text is None:
-            self._take_object(thing, path, depth)
+                yield from ((f"{local}.{name}", part) for name, part in frame.f_locals.items())
+        else:
+            yield from _attributes(thing, path)
 
-    def _take_all(self, pairs: Iterable[tuple[str, Any]], depth: int) -> None:
-        for path, part in list(pairs):
-            self.take(part, path, depth + 1)
-
-    def _take_function(self, function: FunctionType, path: str, depth: int) -> None:
-        """Record a function's closure, its defaults and the globals that it uses."""
+    def _used(self, function: FunctionType, path: str) -> Iterator[tuple[str, Any]]:
+        """Yield a function's closure, its defaults and the globals that it uses."""
         own = not is_library(function.__globals__)
         name = f"{root_of(path)}: {function.__qualname__.rpartition('<locals>.')[2]}"
         for variable, value in closure_of(function).items():
-            self.take(value, f"{name}.{variable}" if own else path, depth + 1)
+            yield f"{name}.{variable}" if own else path, value
         if not own:
             return
         for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             if not isinstance(default, PLAIN):
-                self.take(default, f"{name}'s default", depth + 1)
+                yield f"{name}'s default", default
         names = _names_read(function.__code__)
-        moments = sorted(names & OF_THE_MOMENT)
-        if moments:
+        if moments := sorted(names & OF_THE_MOMENT):
             self.calls[name] = ", ".join(moments)
         for used in sorted(names & function.__globals__.keys()):
             value = function.__globals__[used]
             if not used.startswith("__") and not isinstance(value, ModuleType | type):
-                self.take(value, f"{root_of(path)}: {used}", depth + 1)
+                yield f"{root_of(path)}: {used}", value
 
-    def _take_object(self, thing: Any, path: str, depth: int) -> None:
-        """Record the attributes of a user-defined object; Keras' own objects have variables."""
-        ours = type(thing).__module__.startswith("treadle.data")
-        if not ours and not _is_users(type(thing)):
-            return
-        held = cast("dict[str, Any]", getattr(thing, "__dict__", {}))
-        for name, part in held.items():
-            if ours and not name.startswith("_"):
-                self.take(part, path, depth + 1)
-            elif not ours:
-                self.take(part, f"{path}.{name}", depth + 1)
-        if not ours:
-            for base in type(thing).__mro__:
-                if _is_users(base):
-                    self._take_all(
-                        (
-                            (f"{path}.{name}", getattr(member, "__func__", member))
-                            for name, member in vars(base).items()
-                            if not (name.startswith("__") and isinstance(member, PLAIN))
-                        ),
-                        depth,
-                    )
+
+def _attributes(thing: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of a user-defined object; Keras' own objects have variables."""
+    held: dict[str, Any] = getattr(thing, "__dict__", {})
+    if type(thing).__module__.startswith("treadle.data"):
+        yield from ((path, part) for name, part in held.items() if not name.startswith("_"))
+    elif _is_users(type(thing)):
+        yield from ((f"{path}.{name}", part) for name, part in held.items())
+        for base in filter(_is_users, type(thing).__mro__):
+            for name, member in vars(base).items():
+                if not (name.startswith("__") and isinstance(member, PLAIN)):
+                    yield f"{path}.{name}", getattr(member, "__func__", member)
 
 
 def differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[tuple[str, str, str]]:
@@ -182,25 +154,19 @@ def _text_of(thing: Any) -> str | None:
         return f"a NumPy Generator in state {_digest(repr(thing.bit_generator.state))}"
     if isinstance(thing, np.random.RandomState):
         return f"a NumPy RandomState in state {_digest(repr(thing.get_state()))}"
-    if isinstance(thing, np.ndarray):
-        array = cast("np.ndarray[Any, Any]", thing)
-        form = f"{array.dtype} array of shape {array.shape}"
-        if array.nbytes > WHOLE or array.dtype.hasobject:
-            return form
-        return f"{form}, {_digest(array.tobytes())}"
-    kind = type(thing).__name__
-    if isinstance(thing, Mapping):
-        pairs = cast("Mapping[Any, Any]", thing)
-        if all(isinstance(x, PLAIN) for pair in pairs.items() for x in pair):
-            return f"{kind} of {len(pairs)}: {_short(repr(dict(pairs)))}"
-        return None
-    if isinstance(thing, MANY) or kind == "deque":
-        items = list(cast("Iterable[Any]", thing))
+    kind, name = type(thing), type(thing).__name__
+    if issubclass(kind, np.ndarray):
+        form = f"{thing.dtype} array of shape {thing.shape}"
+        is_data = thing.nbytes > WHOLE or thing.dtype.hasobject
+        return form if is_data else f"{form}, {_digest(thing.tobytes())}"
+    if issubclass(kind, Mapping):
+        if all(isinstance(x, PLAIN) for pair in thing.items() for x in pair):
+            return f"{name} of {len(thing)}: {_short(repr(dict(thing)))}"
+    elif issubclass(kind, MANY) or name == "deque":
+        items = sorted(thing, key=repr) if issubclass(kind, set | frozenset) else list(thing)
         if all(isinstance(x, PLAIN) for x in items):
-            ordered = sorted(items, key=repr) if isinstance(thing, set | frozenset) else items
-            return f"{kind} of {len(items)}: {_short(repr(ordered))}"
-        return None
-    if type(thing).__module__ == "itertools" and kind == "count":
+            return f"{name} of {len(items)}: {_short(repr(items))}"
+    elif kind.__module__ == "itertools" and name == "count":
         return repr(thing)
     return None
 

@@ -2,8 +2,8 @@
 
 Three processes train. The first trains for 2k steps without interruption. The second saves a
 checkpoint at step k and is killed soon after. The third resumes from it and trains to step 2k. The
-processes differ in hash seeds and in the time at which they run. Their run artifacts are compared
-bit for bit:
+processes differ in hash seeds and in the time at which they run. What they write is compared bit
+for bit:
 
 - the first with the second, until step k: do the results depend on the seed alone?
 - the first with the third, until step 2k: does a resumed run equal an uninterrupted one?
@@ -11,24 +11,13 @@ bit for bit:
 The first process also compares windows with single steps, and compiled steps with eager steps.
 """
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from ... import errors
-from ...errors import ConfigurationError, TreadleError, whole_number
-from .causes import OWN, cause, suspects
-from .comparing import RunArtifacts, differences_between, read_artifacts
-
-GPUS: Final = ("/dev/nvidia0", "/dev/kfd")
-"""GPU device files. If one exists, processes run one at a time, as each may take all GPU memory."""
+from ...errors import ConfigurationError, whole_number
+from .comparing import Difference, Written, cause, compared_lines, differences_between, suspects
+from .processes import Maker, run_all
 
 EXACT, WITHIN, DIFFERS, REFUSED, SKIPPED = (
     "exact",
@@ -38,49 +27,18 @@ EXACT, WITHIN, DIFFERS, REFUSED, SKIPPED = (
     "not checked",
 )
 REPEATED, RESUMED = "two fresh processes", "resumed = never interrupted"
+NOT_EQUAL: Final = "uninterrupted runs already differ"
 IN_ONE_PROCESS: Final = {
     "windows": ("many steps in one call = single steps", EXACT),
     "eager": ("compiled = eager", WITHIN),
 }
-LINES: Final = 12
-ROUNDED: Final = frozenset({"value", "record", "metrics", "variable"})
+ON_THIS_DATA: Final = "every value and variable, of some steps on this data"
+ROUNDED: Final = frozenset({"value", "record", "variable"})
 """The kinds of differences that may be of rounding; batches and random states are never rounded."""
 UNORDERED: Final = (
     "this device adds sums in a varying order, so that equal runs differ in rounding. Certify with "
     "--deterministic or treadle.setup(deterministic=True), or on a CPU"
 )
-
-
-@dataclass(frozen=True)
-class Maker:
-    """A function that creates the task and its data in another process.
-
-    Attributes:
-        function: `module:name` of a function that sets the backend and returns a `Subject`.
-        arguments: Its arguments, in JSON's types.
-        name: The name used in messages.
-    """
-
-    function: str
-    arguments: Mapping[str, Any]
-    name: str
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A difference or an error that was found.
-
-    Attributes:
-        kind: `start`, `batch`, `value`, `record`, `metrics`, `variable`, `random` or `refused`.
-        step: The first step that differs, or None.
-        path: The variable, value, or array of the batch.
-        text: A sentence with both values.
-    """
-
-    kind: str
-    step: int | None
-    path: str
-    text: str
 
 
 @dataclass(frozen=True)
@@ -99,7 +57,7 @@ class Check:
     name: str
     result: str
     compared: str
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[Difference, ...] = ()
     cause: str = ""
     suspects: tuple[str, ...] = ()
 
@@ -175,111 +133,28 @@ def certify(maker: Maker, steps: int | None = None, only_resume: bool = False) -
     """
     if steps is not None:
         steps = whole_number("steps", steps, ConfigurationError)
-    with TemporaryDirectory(prefix="treadle-certify-") as temporary:
-        folder = Path(temporary)
-        at_once = 1 if any(Path(gpu).exists() for gpu in GPUS) else 2
-        drill = _Drill(maker, folder, steps, only_resume)
-        with ThreadPoolExecutor(at_once) as pool:
-            first = pool.submit(drill.leave, "straight", "straight")
-            second = pool.submit(drill.interrupted)
-            straight, (killed, resumed) = first.result(), second.result()
-    return judged(maker.name, straight, killed, resumed)
+    return judged(maker.name, *run_all(maker, steps, only_resume))
 
 
-@dataclass(frozen=True)
-class _Drill:
-    maker: Maker
-    folder: Path
-    steps: int | None
-    only_resume: bool
-
-    def interrupted(self) -> tuple[RunArtifacts, RunArtifacts]:
-        """Run the process that is killed, then the process that resumes."""
-        killed = self.leave("interrupted", "killed")
-        if killed.outcome:  # it failed, or finished before it could be killed
-            return killed, RunArtifacts()
-        return killed, self.leave("interrupted", "resumed")
-
-    def leave(self, directory: str, part: str) -> RunArtifacts:
-        """Run one part in a separate process, and read its run artifacts."""
-        place, run = self.folder / part, self.folder / directory
-        place.mkdir()
-        order = place / "order.json"
-        asked = {
-            "maker": self.maker.function,
-            "arguments": dict(self.maker.arguments),
-            "directory": str(run),
-            "part": part,
-            "steps": self.steps,
-            "only_resume": self.only_resume,
-            "path": [entry for entry in sys.path if entry],
-        }
-        order.write_text(json.dumps(asked))
-        hashes = str(1 + ("straight", "killed", "resumed").index(part))
-        with (place / "output.txt").open("w+b") as output:
-            done = subprocess.run(
-                [sys.executable, "-m", "treadle.testing.certify.child", str(order)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONHASHSEED": hashes},
-            )
-            output.seek(0)
-            printed = output.read().decode(errors="replace").splitlines()[-LINES:]
-        left = read_artifacts(run, place, "\n".join(printed), done.returncode)
-        _raise_if_unmade(self.maker, left)
-        return left
-
-
-def _raise_if_unmade(maker: Maker, left: RunArtifacts) -> None:
-    """Raise the error that creating the task raised, if it failed: there is nothing to check."""
-    if left.code and not left.outcome:
-        raise ConfigurationError(
-            f"the process that examined {maker.name} ended with code {left.code}:\n{left.output}"
-        )
-    error = left.outcome.get("error")
-    if error is None or left.outcome["made"]:
-        return
-    kind = getattr(errors, error["type"], None)
-    if isinstance(kind, type) and issubclass(kind, TreadleError):
-        raise kind(error["message"])
-    raise ConfigurationError(
-        f"{maker.name} cannot be made: {error['type']}: {error['message']}\n{left.output}"
-    )
-
-
-def judged(
-    name: str, straight: RunArtifacts, killed: RunArtifacts, resumed: RunArtifacts
-) -> Certificate:
-    """Return the certificate that follows from the run artifacts of the three processes."""
-    middle = max(killed.saved, default=0)
-    last = max(straight.saved, default=0)
-    repeated = _repeated(straight, killed, middle)
-    if repeated.result == EXACT:
-        again = _resumed(straight, resumed, middle, last)
-    else:
-        again = Check(RESUMED, SKIPPED, "uninterrupted runs already differ")
-    checks = [repeated, again]
-    if "checks" in straight.outcome:
-        texts: Mapping[str, str] = straight.outcome["checks"]
-        checks += [_in_process(which, texts[which]) for which in IN_ONE_PROCESS if which in texts]
-    about = dict(straight.last.about) if straight.last else {}
-    for own in OWN:
-        about.pop(own, None)
+def judged(name: str, straight: Written, killed: Written, resumed: Written) -> Certificate:
+    """Return the certificate that follows from what the three processes have written."""
+    middle, saved = max(killed.saved, default=0), straight.saved
+    checks = [_repeated(straight, killed, middle), Check(RESUMED, SKIPPED, NOT_EQUAL)]
+    if checks[0].result == EXACT:
+        checks[1] = _resumed(straight, resumed, middle)
+    for which, text in straight.outcome.get("checks", {}).items():
+        what, good = IN_ONE_PROCESS[which]
+        found = (Difference("value", None, "", text),) if text else ()
+        checks.append(Check(what, DIFFERS if text else good, ON_THIS_DATA, found))
+    holds_for = dict(saved[max(saved)].values) if saved else {}
     if straight.outcome.get("deterministic"):
-        about["algorithms"] = "deterministic"
+        holds_for["algorithms"] = "deterministic"
     repeats = bool(straight.outcome.get("repeats", True))
     if not repeats:
         checks = [_without_rounding(check) for check in checks]
-    return Certificate(
-        name,
-        middle,
-        _place(straight, middle),
-        tuple(checks),
-        straight.outcome.get("inexact"),
-        about,
-        repeats,
-    )
+    place = saved[middle].title if middle in saved else "nowhere"
+    inexact = straight.outcome.get("inexact")
+    return Certificate(name, middle, place, tuple(checks), inexact, holds_for, repeats)
 
 
 def _without_rounding(check: Check) -> Check:
@@ -289,84 +164,59 @@ def _without_rounding(check: Check) -> Check:
     return check
 
 
-def _repeated(straight: RunArtifacts, killed: RunArtifacts, middle: int) -> Check:
+def _repeated(straight: Written, killed: Written, middle: int) -> Check:
     """Compare two uninterrupted processes up to step `middle`, where the second was killed."""
-    refused = _refused(straight, "the first process") or _refused(killed, "another process")
-    if refused is not None:
-        return Check(REPEATED, REFUSED, "the run did not finish", (refused,))
-    if killed.outcome or not middle or middle not in straight.saved:
-        return Check(REPEATED, SKIPPED, _too_short(straight))
-    return _compared(
-        REPEATED, straight, killed, (0, middle), ("the first process", "another process")
-    )
+    names = "the first process", "another process"
+    for run, who in zip((straight, killed), names, strict=True):
+        if run.outcome.get("error"):
+            return _refused(REPEATED, "the run did not finish", run, who)
+    if not killed.outcome and middle and middle in straight.saved:
+        return _compared(REPEATED, straight, killed, (0, middle), names)
+    last, why = max(straight.saved, default=0), straight.outcome.get("reason")
+    text = f"the run stopped after {last} steps ({why or 'no reason was given'}): use fewer --steps"
+    return Check(REPEATED, SKIPPED, text if last else "the run took no step")
 
 
-def _resumed(straight: RunArtifacts, resumed: RunArtifacts, middle: int, last: int) -> Check:
-    """Compare an uninterrupted process with one that resumed at `middle`, up to step `last`."""
-    refused = _refused(resumed, "the resumed run")
-    if refused is not None:
-        return Check(RESUMED, REFUSED, "the resumed run did not finish", (refused,))
+def _resumed(straight: Written, resumed: Written, middle: int) -> Check:
+    """Compare an uninterrupted process with one that resumed at step `middle`."""
+    last = max(straight.saved)
+    if resumed.outcome.get("error"):
+        return _refused(RESUMED, "the resumed run did not finish", resumed, "the resumed run")
     if last not in resumed.saved:
-        text = f"one run ended after {last} steps, the resumed one after {max(resumed.saved)}"
-        return Check(RESUMED, DIFFERS, "the logs", (Finding("value", None, "", text),))
+        end = max(resumed.saved, default=0)
+        text = f"one run ended after {last} steps, the resumed one after {end}"
+        return Check(RESUMED, DIFFERS, "the logs", (Difference("value", None, "", text),))
     names = "the straight run", "the resumed run"
     return _compared(RESUMED, straight, resumed, (middle, last), names)
 
 
 def _compared(
-    name: str, a: RunArtifacts, b: RunArtifacts, between: tuple[int, int], names: tuple[str, str]
+    name: str, a: Written, b: Written, between: tuple[int, int], names: tuple[str, str]
 ) -> Check:
-    first, last = between
-    found = differences_between(a, b, first, last, names)
-    state = a.saved[last].state
-    values = sum(len(line) - 1 for line in a.steps if line["step"] <= last)
-    records = sum(line["step"] <= last for line in a.records)
+    these, those = compared_lines(a, b, *between)
+    found = differences_between(these, those, names)
+    last = between[1]
+    batches, records = (sum(x.kind == kind for x in these) for kind in ("batch", "record"))
+    values = sum(len(x.values) for x in these if x.kind == "value")
+    held = {x.kind: len(x.values) for x in a.lines}
     compared = (
-        f"batches {last - first:,}, logged values {values:,}, records {records:,}, variables "
-        f"{len(state):,}, random states {len(a.saved[last].loop['random'])}"
+        f"batches {batches:,}, logged values {values:,}, records {records:,}, variables "
+        f"{held['variable']:,}, random states {held['random']}"
     )
     if not found:
         return Check(name, EXACT, compared)
-    findings = tuple(Finding(d.kind, d.step, d.path, d.text) for d in found)
-    return Check(
-        name,
-        DIFFERS,
-        compared,
-        findings,
-        cause(found, first, a.outcome.get("inexact"), a.saved[last].about, b.saved[last].about),
-        tuple(suspects(a, b, between, found)),
-    )
+    about = a.saved[last].values, b.saved[last].values
+    why = cause(found, between[0], a.outcome.get("inexact"), *about)
+    look_at = tuple(suspects(a, b, between, found))
+    return Check(name, DIFFERS, compared, tuple(found), why, look_at)
 
 
-def _in_process(which: str, text: str) -> Check:
-    name, good = IN_ONE_PROCESS[which]
-    compared = "every value and variable, of some steps on this data"
-    if not text:
-        return Check(name, good, compared)
-    return Check(name, DIFFERS, compared, (Finding("value", None, "", text),))
-
-
-def _refused(left: RunArtifacts, who: str) -> Finding | None:
-    error = left.outcome.get("error")
-    if error is None:
-        return None
-    parts: Sequence[str] = [f"{error['type']}: {error['message']}", *error["notes"]]
-    return Finding("refused", None, error["type"], f"{who} failed with {'; '.join(parts)}")
-
-
-def _too_short(straight: RunArtifacts) -> str:
-    last = straight.last
-    if last is None:
-        return "the run took no step"
-    why = last.loop["reason"] or "no reason was given"
-    return f"the run stopped after {last.progress.step} steps ({why}): use fewer --steps"
-
-
-def _place(straight: RunArtifacts, middle: int) -> str:
-    if middle not in straight.saved:
-        return "nowhere"
-    progress = straight.saved[middle].progress
-    return f"epoch {progress.epoch + 1}, after {progress.batch} of its batches"
+def _refused(name: str, compared: str, run: Written, who: str) -> Check:
+    """Return the check of a process that failed."""
+    error = run.outcome["error"]
+    text = "; ".join([f"{error['type']}: {error['message']}", *error["notes"]])
+    finding = Difference("refused", None, error["type"], f"{who} failed with {text}")
+    return Check(name, REFUSED, compared, (finding,))
 
 
 def _described(facts: Mapping[str, Any]) -> str:

@@ -1,64 +1,68 @@
-"""Comparing the run artifacts of two processes bit for bit: the first difference of each kind."""
+"""Comparing the lines of two processes: the first difference of each kind, and its likely cause."""
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
-from pathlib import Path
-from typing import Any
+from itertools import islice, zip_longest
+from typing import Any, Final, NamedTuple
 
-import numpy as np
+from ...core.directory import differences
+from .attributes import differing, root_of
 
-from ...checkpoint import Checkpoint, Checkpoints
-from ...core.directory import CHECKPOINTS, LOG
-from ...errors import CheckpointError
-from ...hooks.lines import read_log
-from ..trace import differing_bits
-from .child import OUTCOME
-from .digests import digests, leaves_of
+KINDS: Final = ("start", "batch", "value", "record", "variable", "random")
+"""What is compared, in the order in which training computes it."""
+DIGESTS: Final = {"batch": " was trained on other data", "random": ", generators have other states"}
+"""Kinds whose values are digests, which messages do not show, and what these say instead."""
+NAMED: Final = 4
 
-OWN = ("kind", "epoch", "step")
-KINDS = ("start", "batch", "value", "record", "metrics", "variable", "random")
+
+class Entry(NamedTuple):
+    """Values of a step that equal processes share.
+
+    Attributes:
+        kind: One of `KINDS`; `saved` ends the lines of a checkpoint, with what the values
+            depend on; `attribute` and `call` help to find causes.
+        step: The step.
+        title: What the values are, as the beginning of a sentence.
+        values: The values by name; arrays are digests.
+    """
+
+    kind: str
+    step: int
+    title: str
+    values: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class RunArtifacts:
-    """The run artifacts of one process.
+class Written:
+    """What one process has written.
 
     Attributes:
-        steps: The line of every step in the log.
-        records: The log lines of epochs, validations and the user's own records.
-        saved: Checkpoints by their step.
-        outcome: The content of the process's outcome file; empty if it was killed.
-        output: The last lines that the process printed.
-        code: The process's exit code.
+        lines: Its lines, in order.
+        outcome: The content of its outcome file; empty if it was killed.
     """
 
-    steps: Sequence[Mapping[str, Any]] = ()
-    records: Sequence[Mapping[str, Any]] = ()
-    saved: Mapping[int, Checkpoint] = field(default_factory=dict[int, Checkpoint])
+    lines: Sequence[Entry] = ()
     outcome: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    output: str = ""
-    code: int = 0
 
     @property
-    def last(self) -> Checkpoint | None:
-        """The newest checkpoint."""
-        return self.saved[max(self.saved)] if self.saved else None
+    def saved(self) -> dict[int, Entry]:
+        """The last line of each checkpoint, by its step."""
+        return {line.step: line for line in reversed(self.lines) if line.kind == "saved"}
 
-    def noted(self, step: int) -> Mapping[str, Any]:
-        """Return the recorder's state in the checkpoint of a step."""
-        return self.saved[step].hooks["DrillRecorder"]
+    def split(self, step: int) -> tuple[Sequence[Entry], Sequence[Entry]]:
+        """Return the lines up to the checkpoint of a step, and those after it."""
+        end = self.lines.index(self.saved[step]) + 1
+        return self.lines[:end], self.lines[end:]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The first difference of one kind between two processes.
+    """A difference or an error that was found.
 
     Attributes:
-        kind: One of `KINDS`.
-        step: The step, or None if it is unknown.
-        path: The leaf of the batch, the name of the value, or the path of the variable.
+        kind: One of `KINDS`, or `refused` for an error.
+        step: The first step that differs, or None if it is unknown.
+        path: The array of the batch, the name of the value, or the path of the variable.
         text: A sentence with both values.
     """
 
@@ -68,191 +72,168 @@ class Difference:
     text: str
 
 
-def read_artifacts(directory: Path, folder: Path, output: str, code: int) -> RunArtifacts:
-    """Read a process's run directory, and the outcome file next to its order file."""
-    outcome = folder / OUTCOME
-    content = json.loads(outcome.read_text()) if outcome.exists() else {}
-    log = directory / LOG
-    steps, records = read_log(log) if log.exists() else ([], [])
-    saved: dict[int, Checkpoint] = {}
-    if (directory / CHECKPOINTS).is_dir():
-        checkpoints = Checkpoints(directory / CHECKPOINTS)
-        for step in checkpoints.steps():
-            try:
-                found = checkpoints.before(step)
-            except CheckpointError:
-                continue
-            if found is not None:
-                saved[found.progress.step] = found
-    return RunArtifacts(steps, records, saved, content, output, code)
-
-
-def differences_between(
-    a: RunArtifacts, b: RunArtifacts, first: int, last: int, names: tuple[str, str]
-) -> list[Difference]:
-    """Return the first difference of each kind between two checkpoints, in the order of steps.
+def compared_lines(
+    a: Written, b: Written, first: int, last: int
+) -> tuple[Sequence[Entry], Sequence[Entry]]:
+    """Return the lines of two processes between two checkpoints.
 
     Args:
         a: The reference.
         b: The process to compare with it.
-        first: The step to compare from: both saved it, or `b` resumed from it.
+        first: The step to compare from: 0, or the step from which `b` resumed. Both then run to
+            their end.
         last: The step to compare up to; both saved it.
+    """
+    if first == 0:
+        return a.split(last)[0], b.split(last)[0]
+    before, after = a.split(first)
+    # What the resumed process restored is the last state before it.
+    state = [x.values for x in before if x.step == first and x.kind in ("variable", "random")]
+    start = {path: value for values in state for path, value in values.items()}
+    return [Entry("start", first, "", start), *after], b.lines
+
+
+def differences_between(
+    these: Sequence[Entry], those: Sequence[Entry], names: tuple[str, str]
+) -> list[Difference]:
+    """Return the first difference of each kind, in the order of steps.
+
+    Args:
+        these: The lines of the reference.
+        those: The lines of the process to compare with it.
         names: The names of the two processes in messages.
     """
-    found = [
-        *_of_start(a, b, first, names),
-        *_of_batches(a, b, first, last),
-        *_of_values(a, b, last, names),
-        *_of_records(a, b, last, names),
-        *_of_saved(a.saved[last], b.saved[last], last, names),
+    found: list[Difference] = []
+    for kind in KINDS:
+        pairs = zip_longest(*([x for x in part if x.kind == kind] for part in (these, those)))
+        each = (_difference(kind, one, other, names) for one, other in pairs)
+        different = (finding for finding in each if finding is not None)
+        found += islice(different, 1)
+    return sorted(found, key=lambda finding: (finding.step or 0, KINDS.index(finding.kind)))
+
+
+def _difference(
+    kind: str, one: Entry | None, other: Entry | None, names: tuple[str, str]
+) -> Difference | None:
+    """Return how two lines differ: in their places, or in the bits of a value."""
+    if one is None or other is None or (one.step, one.title) != (other.step, other.title):
+        lines = [(x.step, i, x.title) for i, x in enumerate((one, other)) if x is not None]
+        step, i, title = min(lines)
+        return Difference(kind, step, "", f"only {names[i]} has {title}")
+    missing = object()
+    these, those = one.values, other.values
+    paths = [
+        path
+        for path in {**these, **those}
+        # -0.0 differs from 0.0, and NaN equals NaN.
+        if repr(these.get(path, missing)) != repr(those.get(path, missing))
     ]
-    far = last + 1
-    return sorted(found, key=lambda d: (far if d.step is None else d.step, KINDS.index(d.kind)))
+    if not paths:
+        return None
+    path = paths[0]
+    if kind in DIGESTS or not one.title:
+        begun = f"the resumed run started in another state than that after step {one.step}"
+        text = f"{one.title}{DIGESTS[kind]}" if one.title else begun
+        text += f": {' and '.join(paths[:NAMED])} differ{'s'[: len(paths) == 1]}"
+    elif path not in these or path not in those:
+        text = f"{one.title}: only {names[path in those]} has {path}"
+    else:
+        begun = one.title + ("," if kind in ("start", "variable") else ":")
+        both = f"{these[path]} in {names[0]}, but {those[path]} in {names[1]}"
+        text = f"{begun} {path} is {both}"
+    return Difference(kind, one.step, path, text)
 
 
-def _of_start(
-    a: RunArtifacts, b: RunArtifacts, first: int, names: tuple[str, str]
-) -> Iterator[Difference]:
-    if first == 0:  # both started from scratch
-        for found in _of_arrays(a.saved[0].state, b.saved[0].state, names):
-            yield Difference("start", 0, found.path, f"before the first step, {found.text}")
-            return
-        return
-    begun = b.noted(max(b.saved))["begun"]
-    if begun:
-        saved = a.saved[first]
-        right = digests(saved.state) | digests(leaves_of(saved.loop["random"]))
-        there = {**begun["variables"], **begun["random"]}
-        for path in [*right, *there]:
-            if right.get(path) != there.get(path):
-                text = (
-                    f"{path} differed from the checkpoint of step {first} when the resumed run "
-                    "started"
-                )
-                yield Difference("start", first, path, text)
-                return
+_UNSEEDED = "on something that no seed controls: the time, or a generator without a seed"
+_UNSAVED = "on something that is not part of the checkpoint: "
+_CAUSES: Final[Mapping[str, tuple[str, str]]] = {
+    "start": (
+        f"the initial values depend {_UNSEEDED}",
+        "a hook changed it in its start method; or it was not restored, which is a bug in "
+        "Treadle: please report it",
+    ),
+    "batch": (
+        "the data depends on something that no seed controls: the time, a generator without a "
+        "seed, the order of a set",
+        f"the data depends {_UNSAVED}a counter, a list, a separate random generator. Give the "
+        "object that makes it state() and restore(state), or draw from the generator that "
+        "treadle.data.from_function passes",
+    ),
+    "step": (
+        f"the step depends {_UNSEEDED}",
+        f"the step depends {_UNSAVED}a hook's attribute or a global variable. Keep it as an "
+        "attribute of the task, or give the hook state() and restore(state)",
+    ),
+}
+"""The likely cause of a difference between two fresh processes, and after a resume."""
+_ALWAYS: Final[Mapping[str, str]] = {
+    "record": "training is equal, but the records differ: validation, or what a hook logs, "
+    "depends on something that is not part of the checkpoint",
+    "random": "all values are equal, but a global generator was drawn from outside of training: "
+    "by a hook, or by a source that draws batches in advance",
+}
 
 
-def _of_batches(a: RunArtifacts, b: RunArtifacts, first: int, last: int) -> Iterator[Difference]:
-    these, those = a.noted(last), b.noted(last)
-    for step in range(first + 1, last + 1):
-        one, other = these["batches"].get(str(step)), those["batches"].get(str(step))
-        if one == other:
-            continue
-        leaves = [x for x in {**(one or {}), **(other or {})} if not _equal_at(one, other, x)]
-        epoch, batch = (these["places"].get(str(step)) or those["places"][str(step)])[:2]
-        place = f"step {step} (epoch {epoch}, batch {batch})"
-        text = f"{place} was trained on other data: {' and '.join(leaves)} differ" + (
-            "s" if len(leaves) == 1 else ""
-        )
-        yield Difference("batch", step, leaves[0] if leaves else "", text)
-        return
+def cause(
+    found: Sequence[Difference],
+    first: int,
+    inexact: str | None,
+    about: Mapping[str, Any],
+    about_other: Mapping[str, Any],
+) -> str:
+    """Return the likely cause of the first difference.
+
+    Args:
+        found: Differences in the order of steps, at least one.
+        first: The step of the checkpoint; 0 if both processes started from scratch.
+        inexact: The source's own warning that its position cannot be restored exactly, or None.
+        about: Backend, plan, devices, threads and versions of one process.
+        about_other: Those of the other process.
+    """
+    conditions = differences(about, about_other)
+    if conditions:
+        return f"the two processes ran under different conditions: {'; '.join(conditions)}"
+    kind, step = found[0].kind, found[0].step
+    if kind in _ALWAYS:
+        return _ALWAYS[kind]
+    if kind == "batch" and inexact:
+        return f"the source cannot be restored exactly: {inexact}"
+    if kind in ("start", "batch"):
+        return _CAUSES[kind][first > 0]
+    has_equal = all(finding.kind != "batch" for finding in found)
+    begun = "the batches are equal" if has_equal else f"step {step} had equal data"
+    return f"{begun}, and {_CAUSES['step'][first > 0]}"
 
 
-def _equal_at(a: Mapping[str, str] | None, b: Mapping[str, str] | None, name: str) -> bool:
-    return (a or {}).get(name) == (b or {}).get(name)
+def suspects(
+    a: Written, b: Written, between: tuple[int, int], found: Sequence[Difference]
+) -> list[str]:
+    """Describe the user's plain Python values that differ, the likely causes first.
 
+    Args:
+        a: The uninterrupted run.
+        b: The other process.
+        between: The steps of the checkpoints between which they were compared.
+        found: The differences.
+    """
+    first, last = between
+    step = first or last
+    names = f"at step {step} of the first process", "in the other one"
+    if first:
+        names = f"at step {step} of the straight run", "when the resumed run started"
 
-def _of_values(
-    a: RunArtifacts, b: RunArtifacts, last: int, names: tuple[str, str]
-) -> Iterator[Difference]:
-    these = {line["step"]: line for line in a.steps if line["step"] <= last}
-    those = {line["step"]: line for line in b.steps if line["step"] <= last}
-    for step in sorted({*these, *those}):
-        one, other = these.get(step), those.get(step)
-        if one is None or other is None:
-            where = names[1] if other is None else names[0]
-            yield Difference("value", step, "", f"the log of {where} has no step {step}")
-            return
-        for name in {**one, **other}:
-            if not _same(one.get(name), other.get(name)):
-                text = f"step {step}: {name} is {_both(one.get(name), other.get(name), names)}"
-                yield Difference("value", step, name, text)
-                return
+    def noted(run: Written, kind: str) -> Mapping[str, str]:
+        return next((x.values for x in run.lines if (x.kind, x.step) == (kind, step)), {})
 
-
-def _of_records(
-    a: RunArtifacts, b: RunArtifacts, last: int, names: tuple[str, str]
-) -> Iterator[Difference]:
-    these, those = (
-        [{k: v for k, v in line.items() if k != "seconds"} for line in x.records] for x in (a, b)
+    order = ("train", "task", "hooks", "validation")
+    if found[0].kind != "batch":
+        order = ("task", "hooks", "train", "validation")
+    changed = sorted(
+        differing(noted(a, "attribute"), noted(b, "attribute")),
+        key=lambda d: order.index(root_of(d[0])),
     )
-    # A checkpoint is saved before the records of an epoch's end are written.
-    last += last == max(b.saved) and bool(b.outcome)
-    these, those = ([line for line in x if line["step"] < last] for x in (these, those))
-    for one, other in zip_longest(these, those):
-        if one is None or other is None or _form(one) != _form(other):
-            line, who = (one, names[0]) if one is not None else (other or {}, names[1])
-            values = ", ".join(f"{k} {v}" for k, v in line.items() if k not in OWN)
-            text = f"only {who} has the {line['kind']} record of step {line['step']}: {values}"
-            yield Difference("record", line["step"], line["kind"], text)
-            return
-        for name in one:
-            if not _same(one[name], other[name]):
-                text = (
-                    f"the {one['kind']} record of step {one['step']}: {name} is "
-                    f"{_both(one[name], other[name], names)}"
-                )
-                yield Difference("record", one["step"], name, text)
-                return
-
-
-def _form(line: Mapping[str, Any]) -> Any:
-    return line["kind"], line["step"], sorted(line)
-
-
-def _of_saved(
-    a: Checkpoint, b: Checkpoint, step: int, names: tuple[str, str]
-) -> Iterator[Difference]:
-    for part, label in (("means", "the running means"), ("validation", "the last validation")):
-        these, those = leaves_of(a.loop[part], part), leaves_of(b.loop[part], part)
-        if not all(_same(these.get(path), those.get(path)) for path in {**these, **those}):
-            text = f"after step {step}, {label} are {_both(a.loop[part], b.loop[part], names)}"
-            yield Difference("metrics", step, part, text)
-            break
-    for found in _of_arrays(a.state, b.state, names):
-        text = f"after step {step}, {found.text}"
-        yield Difference("variable", step, found.path, text)
-        break
-    for found in _of_arrays(leaves_of(a.loop["random"]), leaves_of(b.loop["random"]), names):
-        generator = "/".join(found.path.split("/")[:2])
-        text = f"after step {step}, {generator} is not in the same state: {_whose(generator)}"
-        yield Difference("random", step, generator, text)
-        break
-
-
-def _of_arrays(
-    a: Mapping[str, Any], b: Mapping[str, Any], names: tuple[str, str]
-) -> Iterator[Difference]:
-    for path in {**a, **b}:
-        if path not in a or path not in b:
-            yield Difference("", None, path, f"only {names[path in b]} has {path}")
-            continue
-        one, other = np.asarray(a[path]), np.asarray(b[path])
-        where = differing_bits(one, other)
-        if where is None:
-            forms = [f"{x.dtype} of shape {x.shape}" for x in (one, other)]
-            yield Difference("", None, path, f"{path} is {_both(forms[0], forms[1], names)}")
-        elif where.any():
-            where = np.atleast_1d(where)
-            at = np.unravel_index(int(np.argmax(where)), where.shape)
-            entry = f"[{', '.join(map(str, at))}]" if one.shape else ""
-            many = f" ({where.sum():,} of its {where.size:,} numbers differ)" if one.shape else ""
-            values = _both(np.atleast_1d(one)[at], np.atleast_1d(other)[at], names)
-            yield Difference("", None, path, f"{path}{entry} is {values}{many}")
-
-
-def _whose(generator: str) -> str:
-    owner = {"random/python": "Python's", "random/numpy": "NumPy's", "random/torch": "PyTorch's"}
-    return (
-        f"{owner.get(generator, 'a')} global generator was drawn from a different number of times"
-    )
-
-
-def _both(one: Any, other: Any, names: tuple[str, str]) -> str:
-    one, other = (x.item() if isinstance(x, np.generic) else x for x in (one, other))
-    return f"{one} in {names[0]}, but {other} in {names[1]}"
-
-
-def _same(a: Any, b: Any) -> bool:
-    return repr(a) == repr(b)  # bitwise: -0.0 differs from 0.0, and NaN equals NaN
+    lines = [f"{path} was {x} {names[0]}, and {y} {names[1]}" for path, x, y in changed[:NAMED]]
+    if len(changed) > NAMED:
+        lines.append(f"and {len(changed) - NAMED} more")
+    calls = sorted(noted(a, "call").items(), key=lambda call: order.index(root_of(call[0])))
+    return lines + [f"{path} calls {functions}" for path, functions in calls[:NAMED]]

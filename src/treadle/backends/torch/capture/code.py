@@ -2,27 +2,19 @@
 
 import linecache
 from collections.abc import Callable, Sequence
+from inspect import getmro
 from itertools import count
 from math import isfinite
 from traceback import walk_tb
+from types import BuiltinFunctionType, MethodDescriptorType
 from typing import Any
 from weakref import finalize
 
 import torch
 
+from ...eager import StepResult
 from ..patches import C
-from .nodes import (
-    Block,
-    Branch,
-    Kind,
-    LoopNode,
-    Operation,
-    Ref,
-    aten,
-    is_operator,
-    refs_in,
-    used_by,
-)
+from .nodes import COND, EACH, Block, Kind, Node, Ref, aten, is_operator, refs_in, used_by
 from .tape import Tape
 
 # Operators whose Python function takes the same arguments, and needs two thirds of the call time.
@@ -41,13 +33,13 @@ _BY_NAME = frozenset(
 _numbers = count(1)
 
 
-class Code:
-    """A tape as a function `(state, batch, number) -> outputs`, which changes the state in place.
+class Captured:
+    """A captured step: the function of a tape, which changes the state in place.
 
     Args:
         tape: The recorded tape.
         block: Its operations, simplified.
-        results: The values that the function returns.
+        names: The names of its results: values, explicit weights, and violations.
         title: The function's name in tracebacks.
 
     Attributes:
@@ -56,19 +48,25 @@ class Code:
         draws: Whether it draws from PyTorch's global generator, which other code shares.
         length: The number of operations.
         messages: The forms of the tensors that are summed over processes, in order.
+        is_compiled: Whether Inductor compiled operations of it.
+        is_graph: Whether these are replayed as CUDA graphs.
+        refusal: Why it is less than what was asked for, as a clause; empty if it is not.
     """
 
-    def __init__(self, tape: Tape, block: Block, results: list[Ref], title: str) -> None:
+    def __init__(
+        self, tape: Tape, block: Block, names: Sequence[Sequence[str]], title: str
+    ) -> None:
         self.source: list[str] = []
         self.messages: list[str] = []
         self.length = 0
-        self.uses_number = self.draws = False
-        self._tape = tape
+        self.uses_number = self.draws = self.is_compiled = self.is_graph = False
+        self.refusal = ""
+        self._tape, self._names_of_results = tape, names
         self._space: dict[str, Any] = {}
         self._names: dict[int, str] = {}  # names of the objects in `_space`, by id
         self._origins: dict[int, str] = {}  # lines of user code, by line number in `source`
         self._file = f"<{title} captured, {next(_numbers)}>"
-        self._write(block, results)
+        self._write(block)
         source = "\n".join(self.source) + "\n"
         exec(compile(source, self._file, "exec"), self._space)
         self._step: Callable[..., Any] = self._space["step"]
@@ -76,20 +74,25 @@ class Code:
         finalize(self, linecache.cache.pop, self._file, None)
         del self._tape  # frees all values of the recorded step
 
-    def __call__(self, state: Sequence[Any], batch: Sequence[Any], number: Any) -> tuple[Any, ...]:
+    def __call__(self, state: Sequence[Any], batch: Sequence[Any], number: Any) -> StepResult:
         """Run the step below automatic differentiation, the level at which it was recorded."""
         try:
             with C._AutoDispatchBelowAutograd():
-                return self._step(state, batch, number)
+                results = iter(self._step(state, batch, number))
         except Exception as error:
             for frame, line in walk_tb(error.__traceback__):
                 if frame.f_code.co_filename == self._file and self._origins.get(line):
                     error.add_note(f"at {self._origins[line]}")
             raise
+        # Names come first, so that `zip` ends before it takes a result too many.
+        values, weights, broken = [
+            dict(zip(names, results, strict=False)) for names in self._names_of_results
+        ]
+        return StepResult(values, weights, broken)
 
-    def _write(self, block: Block, results: list[Ref]) -> None:
+    def _write(self, block: Block) -> None:
         self.source.append("def step(state, batch, number):")
-        used = set(results).union(*(used_by(node) for node in block))
+        used = set(block.results).union(*map(used_by, block.nodes))
         for ref in sorted(used, key=lambda ref: ref.index):
             kind = self._tape.kind_of(ref)
             if kind == "number":
@@ -97,57 +100,51 @@ class Code:
                 self.source.append(f"    {self._text(ref)} = number")
             elif kind in ("state", "batch"):
                 self.source.append(f"    {self._text(ref)} = {kind}[{self._tape.position_of(ref)}]")
-        self._write_block(block, "    ", set(results))
-        self.source.append(f"    return {self._tuple(results)}")
+        self._write_block(block, "    ")
+        self.source.append(f"    return {self._tuple(block.results)}")
 
-    def _write_block(self, block: Block, indent: str, kept: set[Ref]) -> None:
+    def _write_block(self, block: Block, indent: str) -> None:
         """Write a block; each value that it makes is deleted after its last use."""
-        made = {ref for node in block for ref in refs_in(node.outputs)} - kept
+        made = {ref for node in block.nodes for ref in refs_in(node.outputs)} - {*block.results}
         last: dict[Ref, int] = {}
-        for i, node in enumerate(block):
+        for i, node in enumerate(block.nodes):
             last |= dict.fromkeys(made & (used_by(node) | set(refs_in(node.outputs))), i)
         done: dict[int, list[str]] = {}
         for ref, i in last.items():
             if self._tape.kind_of(ref) == "made":
                 done.setdefault(i, []).append(self._text(ref))
-        for i, node in enumerate(block):
+        write = {COND: self._write_branch, EACH: self._write_loop}
+        for i, node in enumerate(block.nodes):
             self._origins[len(self.source) + 1] = node.line
-            if isinstance(node, Branch):
-                self._write_branch(node, indent)
-            elif isinstance(node, LoopNode):
-                self._write_loop(node, indent)
-            else:
-                self._write_operation(node, indent)
+            write.get(node.function, self._write_operation)(node, indent)
             if i in done:
                 self.source.append(f"{indent}del {', '.join(sorted(done[i]))}")
 
-    def _write_branch(self, node: Branch, indent: str) -> None:
-        heads = f"if {self._text(node.predicate)}:", "else:"
-        for head, block, results in zip(heads, node.blocks, node.results, strict=True):
+    def _write_branch(self, node: Node, indent: str) -> None:
+        heads = f"if {self._text(node.args[0])}:", "else:"
+        for head, block in zip(heads, node.blocks, strict=True):
             self.source.append(indent + head)
-            self._write_block(block, indent + "    ", set(results))
-            self.source.append(
-                f"{indent}    {self._tuple(node.outputs)} = {self._tuple(results)}"
-                if results
-                else f"{indent}    pass"
-            )
+            self._write_block(block, indent + "    ")
+            given = f"{self._tuple(node.outputs)} = {self._tuple(block.results)}"
+            self.source.append(f"{indent}    {given if node.outputs else 'pass'}")
 
-    def _write_loop(self, node: LoopNode, indent: str) -> None:
+    def _write_loop(self, node: Node, indent: str) -> None:
         """Write a loop over the rows; the results of all rows are stacked after it."""
         select, stack = (self._bound(_callable(x)) for x in (aten.select.int, aten.stack.default))
         outputs, inner = [self._text(ref) for ref in node.outputs], indent + "    "
+        (block,), (count, *sources) = node.blocks, node.args
         number = f"i{len(self.source)}"
         self.source += [f"{indent}{output} = []" for output in outputs]
-        self.source.append(f"{indent}for {number} in range({node.count}):")
-        for source, row in zip(node.sources, node.rows, strict=True):
+        self.source.append(f"{indent}for {number} in range({count}):")
+        for source, row in zip(sources, block.rows, strict=True):
             call = f"{select}({self._text(source)}, 0, {number})"
             self.source.append(f"{inner}{self._text(row)} = {call}")
-        self._write_block(node.block, inner, set(node.results))
-        for output, result in zip(outputs, node.results, strict=True):
+        self._write_block(block, inner)
+        for output, result in zip(outputs, block.results, strict=True):
             self.source.append(f"{inner}{output}.append({self._text(result)})")
         self.source += [f"{indent}{output} = {stack}({output})" for output in outputs]
 
-    def _write_operation(self, node: Operation, indent: str) -> None:
+    def _write_operation(self, node: Node, indent: str) -> None:
         self.length += 1
         if getattr(node.function, "adds_elements", False):
             x = self._tape.objects[node.outputs.index]
@@ -160,7 +157,7 @@ class Code:
             call = f"{self._target(node.outputs)} = {call}"
         self.source.append(indent + call)
 
-    def _is_drawn(self, node: Operation) -> bool:
+    def _is_drawn(self, node: Node) -> bool:
         if not is_operator(node.function):
             return getattr(node.function, "draws", False)
         given = [self._tape.objects[ref.index] for ref in refs_in((node.args, node.kwargs))]
@@ -203,7 +200,8 @@ def _callable(function: Any) -> Any:
         return function
     space, name = function._schema.name.split("::")
     if space == "aten" and name in _BY_NAME:
-        for place in (C._VariableFunctions, C.TensorBase):
-            if hasattr(place, name):
-                return getattr(place, name)
+        for place in (torch, getmro(torch.Tensor)[1]):
+            found = getattr(place, name, None)
+            if isinstance(found, (BuiltinFunctionType, MethodDescriptorType)):  # no Python of it
+                return found
     return function._op

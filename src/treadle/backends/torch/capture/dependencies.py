@@ -1,27 +1,16 @@
-"""The order in which the nodes of a block must run."""
+"""The order in which nodes must run."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
 from ...plans import RefusedError
-from .nodes import (
-    Block,
-    Branch,
-    Kind,
-    LoopNode,
-    Node,
-    Operation,
-    Ref,
-    is_operator,
-    refs_in,
-    used_by,
-)
+from .nodes import COND, Kind, Node, Ref, is_operator, refs_in, used_by
 from .tape import Tape
 
 
 def dependencies(
-    tape: Tape, block: Block, outside: Iterable[bool], attached: Mapping[Ref, Operation]
+    tape: Tape, nodes: Sequence[Node], outside: Iterable[bool], attached: Mapping[Ref, Node]
 ) -> tuple[list[set[int]], list[set[int]]]:
     """Return for each node the positions of the nodes that must run before it.
 
@@ -29,8 +18,8 @@ def dependencies(
     the write before those after it. Nodes outside keep their order: random numbers depend on it.
 
     Args:
-        tape: The tape on which the block was recorded.
-        block: The nodes.
+        tape: The tape on which the nodes were recorded.
+        nodes: The nodes.
         outside: Whether each node is outside.
         attached: Operations that each node repeats where it uses them, by what they return.
 
@@ -43,7 +32,7 @@ def dependencies(
     needs: list[set[int]] = []
     reads: list[set[int]] = []
     last_outside: int | None = None
-    for i, (node, is_outside) in enumerate(zip(block, outside, strict=True)):
+    for i, (node, is_outside) in enumerate(zip(nodes, outside, strict=True)):
         used = uses(node, attached)
         found = {makers[ref] for ref in used if ref in makers}
         changed = written(tape, node)
@@ -69,7 +58,7 @@ def dependencies(
     return needs, reads
 
 
-def uses(node: Node, attached: Mapping[Ref, Operation]) -> set[Ref]:
+def uses(node: Node, attached: Mapping[Ref, Node]) -> set[Ref]:
     """Return the values that a node uses, including those of attached operations."""
     found = used_by(node)
     for ref in list(found):
@@ -80,11 +69,9 @@ def uses(node: Node, attached: Mapping[Ref, Operation]) -> set[Ref]:
 
 def written(tape: Tape, node: Node) -> set[int]:
     """Return the memory that a node changes in place."""
-    if isinstance(node, Branch):
-        inner = [part for block in node.blocks for part in block]
+    if node.blocks:
+        inner = [part for block in node.blocks for part in block.nodes]
         return set[int]().union(*(written(tape, part) for part in inner))
-    if isinstance(node, LoopNode):
-        return set[int]().union(*(written(tape, part) for part in node.block))
     if not is_operator(node.function):
         return set()
     targets = [
@@ -94,7 +81,7 @@ def written(tape: Tape, node: Node) -> set[int]:
     return {tape.storage_of(ref) for ref in refs_in(targets)} - {0}
 
 
-def check_branches(tape: Tape, block: Block) -> None:
+def check_branches(tape: Tape, nodes: Sequence[Node]) -> None:
     """Refuse branches that return the memory of a variable, or of a tensor that is written.
 
     The tape knows the memory of the branch that ran while it recorded: operations could be moved
@@ -103,13 +90,22 @@ def check_branches(tape: Tape, block: Block) -> None:
     Raises:
         RefusedError: There are such branches.
     """
-    changed = set[int]().union(*(written(tape, node) for node in block))
+    changed = set[int]().union(*(written(tape, node) for node in nodes))
     for i, thing in enumerate(tape.objects):
         if tape.kind_of(Ref(i)) == "state" and isinstance(thing, torch.Tensor):
             changed.add(tape.storage_of(Ref(i)))
-    for node in block:
-        if isinstance(node, Branch):
-            returned = {tape.storage_of(ref) for ref in refs_in(node.results)} - {0}
-            if returned & changed:
-                at = f", at {node.line}" if getattr(node, "line", "") else ""
+    for node in nodes:
+        if node.function is COND:
+            refs = [ref for block in node.blocks for ref in block.results]
+            if changed & {tape.storage_of(ref) for ref in refs} - {0}:
+                at = f", at {node.line}" if node.line else ""
                 raise RefusedError(f"cond returns the memory of a variable{at}")
+
+
+def memory_is_known(tape: Tape, nodes: Sequence[Node]) -> bool:
+    """Return whether `check_branches` accepts the nodes: it is known what each write changes."""
+    try:
+        check_branches(tape, nodes)
+    except RefusedError:
+        return False
+    return True

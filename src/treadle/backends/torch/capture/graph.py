@@ -2,56 +2,44 @@
 
 import operator
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
-from .nodes import Block, Operation, Ref, aten, inputs_of
+from .nodes import Node, Ref, aten, inputs_of
 from .tape import Tape
 
 # These change their statistics in place, which only the schema of the other operator declares.
 _DECLARED = {aten.native_batch_norm.default: aten._native_batch_norm_legit.default}
 
 
-@dataclass(frozen=True, slots=True)
-class Graph:
-    """A graph of recorded operations.
-
-    Attributes:
-        module: The graph, a function of its inputs that returns a tuple.
-        inputs: The values that it takes. It changes variables among them in place.
-        outputs: The values that it returns.
-    """
-
-    module: fx.GraphModule
-    inputs: Sequence[Ref]
-    outputs: Sequence[Ref]
-
-
-def graph_of(tape: Tape, block: Block, wanted: set[Ref]) -> Graph:
-    """Return the graph of some operations.
+def graph_of(
+    tape: Tape, nodes: Sequence[Node], wanted: set[Ref]
+) -> tuple[fx.GraphModule, list[Ref], list[Ref]]:
+    """Return a graph of some operations.
 
     Args:
         tape: The tape on which they were recorded.
-        block: The operations, as `split` chose them.
+        nodes: The operations, as `split` chose them.
         wanted: The values that are used after them.
+
+    Returns:
+        The graph, a function that returns a tuple; the values that it takes, of which it changes
+        variables in place; and those that it returns.
     """
-    maker = _Maker(tape, block)
-    for node in block:
-        assert isinstance(node, Operation)
+    maker = _Maker(tape, nodes)
+    for node in nodes:
         maker.add(node)
-    outputs = [ref for ref in maker.made if ref in wanted]
-    return maker.graph(outputs)
+    return maker.graph([ref for ref in maker.made if ref in wanted])
 
 
 class _Maker:
-    def __init__(self, tape: Tape, block: Block) -> None:
+    def __init__(self, tape: Tape, nodes: Sequence[Node]) -> None:
         self._tape, self._graph = tape, fx.Graph()
         self._values: dict[Ref, Any] = {}
         self._inputs: list[Ref] = []
-        taken = inputs_of(block)
+        taken = inputs_of(nodes)
         for ref in taken:
             if not self._is_constant(ref):
                 self._inputs.append(ref)
@@ -63,7 +51,7 @@ class _Maker:
                 self._values[ref] = self._call(aten.full.default, (list(x.shape), x.item()), named)
         self.made: list[Ref] = []
 
-    def add(self, node: Operation) -> None:
+    def add(self, node: Node) -> None:
         """Add an operation."""
         if node.function is torch.Tensor.item:
             self._values[node.outputs] = self._values[node.args[0]]
@@ -81,11 +69,10 @@ class _Maker:
                 if isinstance(ref, Ref):
                     self._define(ref, self._call(operator.getitem, (result, i)))
 
-    def graph(self, outputs: Sequence[Ref]) -> Graph:
-        """Return the graph that returns these values."""
+    def graph(self, outputs: list[Ref]) -> tuple[fx.GraphModule, list[Ref], list[Ref]]:
+        """Return the graph that returns these values, and what it takes and returns."""
         self._graph.output(tuple(self._values[ref] for ref in outputs))
-        module = fx.GraphModule(torch.nn.Module(), self._graph)
-        return Graph(module, self._inputs, outputs)
+        return fx.GraphModule(torch.nn.Module(), self._graph), self._inputs, outputs
 
     def _is_constant(self, ref: Ref) -> bool:
         x = self._tape.objects[ref.index]

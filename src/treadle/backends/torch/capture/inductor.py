@@ -5,21 +5,19 @@ compiler keeps its programs in a cache directory of its own (`TORCHINDUCTOR_CACH
 a second process reads them.
 """
 
-import warnings
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
 
-from ....core.error_notes import in_one_line
+from ....core.tracebacks import in_one_line
 from ...plans import RefusedError
 from ..patches import INTERNALS
 from .cuda_graph import GraphReplay, check_devices
-from .graph import Graph, graph_of
-from .nodes import Block, Operation, Ref, inputs_of
+from .graph import graph_of
+from .nodes import Block, Node, Ref, inputs_of
 from .split import Part, split, written
 from .tape import Tape
+from .trials import repeatable
 
 INDUCTOR: Final = "inductor"
 
@@ -50,15 +48,12 @@ def pays(device: str, steps: int | None) -> bool:
     return device != "cpu" and steps is not None and steps >= STEPS_THAT_PAY
 
 
-def with_compiled_parts(
-    tape: Tape, block: Block, results: list[Ref], graphs: list[GraphReplay] | None = None
-) -> Block:
+def with_compiled_parts(tape: Tape, block: Block, graphs: list[GraphReplay] | None = None) -> Block:
     """Return a block with the operations compiled that the compiler takes.
 
     Args:
         tape: The tape on which the block was recorded.
         block: The operations; they are not changed.
-        results: The values that the step returns.
         graphs: A list that gets the CUDA graphs as which the parts are replayed; None if they are
             not.
 
@@ -66,32 +61,32 @@ def with_compiled_parts(
         RefusedError: Nothing can be compiled, or the compiler fails; the reason names the operation
             and its line.
     """
-    parts = split(tape, block, results)
-    made: Block = []
+    parts = split(tape, block)
+    made: list[Node] = []
     for i, part in enumerate(parts):
         if part.reason:
-            made += part.block
+            made += part.nodes
             continue
-        wanted = set(results).union(*(inputs_of(other.block) for other in parts[i + 1 :]))
+        wanted = set(block.results).union(*(inputs_of(x.nodes) for x in parts[i + 1 :]))
         made.append(_compiled(tape, part, wanted, graphs))
-    return made
+    return Block(made, block.results)
 
 
-def _compiled(
-    tape: Tape, part: Part, wanted: set[Ref], graphs: list[GraphReplay] | None
-) -> Operation:
+def _compiled(tape: Tape, part: Part, wanted: set[Ref], graphs: list[GraphReplay] | None) -> Node:
     """Compile a part, and return the call of it."""
+    names = "standalone_compile", "FakeTensorMode", "ShapeEnv"
+    compile_module, mode_of, shapes = (INTERNALS[name].get() for name in names)
+    if compile_module is None or mode_of is None or shapes is None:
+        raise RefusedError(next(text for name in names if (text := INTERNALS[name].missing())))
     try:
-        graph = graph_of(tape, part.block, wanted)
-        mode = INTERNALS["FakeTensorMode"].resolve()(
-            shape_env=INTERNALS["ShapeEnv"].resolve()(), allow_non_fake_inputs=True
-        )
+        module, inputs, outputs = graph_of(tape, part.nodes, wanted)
+        mode = mode_of(shape_env=shapes(), allow_non_fake_inputs=True)
         with mode:
-            inputs = [_empty(tape.objects[ref.index]) for ref in graph.inputs]
-        with _repeatable(), torch.no_grad():
-            function = INTERNALS["standalone_compile"].resolve()(
-                graph.module,
-                inputs,
+            examples = [_empty(tape.objects[ref.index]) for ref in inputs]
+        with repeatable(), torch.no_grad():
+            function = compile_module(
+                module,
+                examples,
                 dynamic_shapes="from_example_inputs",
                 options={"config_patches": _SETTINGS},
                 donate_graph_module=True,
@@ -100,24 +95,18 @@ def _compiled(
     except Exception as error:  # of many types, which the compiler's versions wrap differently
         raise RefusedError(_why(error, part)) from error
     if graphs is not None:
-        function = _replayed(tape, part, graph, function)
+        changed = set[int]().union(*(written(tape, node) for node in part.nodes))
+        function = GraphReplay(
+            function,
+            [tape.kind_of(ref) == "state" for ref in inputs],
+            [tape.storage_of(ref) in changed for ref in inputs],
+        )
+        try:
+            check_devices([tape.objects[ref.index] for ref in (*inputs, *outputs)])
+        except RefusedError as refused:
+            function.give_up(str(refused))
         graphs.append(function)
-    return Operation(function, tuple(graph.inputs), {}, list(graph.outputs), "")
-
-
-def _replayed(tape: Tape, part: Part, graph: Graph, function: Any) -> GraphReplay:
-    """Return the replay of a compiled part, which gives up at once if it cannot be a graph."""
-    changed = set[int]().union(*(written(tape, node) for node in part.block))
-    found = GraphReplay(
-        function,
-        [tape.kind_of(ref) == "state" for ref in graph.inputs],
-        [tape.storage_of(ref) in changed for ref in graph.inputs],
-    )
-    try:
-        check_devices([tape.objects[ref.index] for ref in (*graph.inputs, *graph.outputs)])
-    except RefusedError as refused:
-        found.give_up(str(refused))
-    return found
+    return Node(function, tuple(inputs), {}, outputs, "")
 
 
 def _empty(x: Any) -> Any:
@@ -130,22 +119,9 @@ def _why(error: Exception, part: Part) -> str:
     text = str(error)
     if "InvalidCxxCompiler" in f"{type(error).__name__}: {text}":
         return "there is no C++ compiler: install g++, or name one in the environment variable CXX"
-    for node in part.block:
-        function = str(getattr(node, "function", ""))
+    for node in part.nodes:
+        function = str(node.function)
         if function.startswith("aten.") and function in text:
             at = f", at {node.line}" if node.line else ""
             return f"{function} failed{at}: {in_one_line(error)}"
     return in_one_line(error)
-
-
-@contextmanager
-def _repeatable() -> Generator[None]:
-    """Compile such that sums do not depend on the order in which threads finish."""
-    before = torch.are_deterministic_algorithms_enabled()
-    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=not before or only_warns)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        torch.use_deterministic_algorithms(before, warn_only=only_warns)

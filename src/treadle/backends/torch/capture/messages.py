@@ -4,61 +4,54 @@ A message takes as long as many operations, whatever its length. Most steps sum 
 after the optimizer what metrics have counted in the forward pass.
 """
 
-from typing import Any
-
 import torch
 
-from ...plans import RefusedError
-from .dependencies import check_branches, dependencies
-from .nodes import Block, Kind, Node, Operation, aten, is_operator
+from .dependencies import dependencies, memory_is_known
+from .nodes import Kind, Node, aten, is_operator
 from .tape import Tape
 
 
-def with_joined_sums(tape: Tape, block: Block) -> Block:
-    """Return a block in which each sum is computed with the one before it, if that is possible.
+def with_joined_sums(tape: Tape, nodes: list[Node]) -> list[Node]:
+    """Return nodes in which each sum is computed with the one before it, if that is possible.
 
     All processes must have recorded the same sums; then all join the same ones.
     """
-    try:
-        check_branches(tape, block)
-    except RefusedError:
-        return block
+    if not memory_is_known(tape, nodes):
+        return nodes
     first: int | None = None
     position = 0
-    while position < len(block):
-        if _is_flat_sum(tape, block[position]):
-            joined = None if first is None else _joined(tape, block, first, position)
+    while position < len(nodes):
+        if _is_flat_sum(tape, nodes[position]):
+            joined = None if first is None else _joined(tape, nodes, first, position)
             if joined is not None:
-                block, position = joined
+                nodes, position = joined
             first = position
         position += 1
-    return block
+    return nodes
 
 
 def _is_flat_sum(tape: Tape, node: Node) -> bool:
     """Return whether a node sums a flat tensor over the processes."""
-    return (
-        isinstance(node, Operation)
-        and getattr(node.function, "adds_elements", False)
-        and tape.objects[node.outputs.index].dim() == 1
-    )
+    adds = getattr(node.function, "adds_elements", False)
+    return adds and tape.objects[node.outputs.index].dim() == 1
 
 
-def _joined(tape: Tape, block: Block, first: int, second: int) -> tuple[Block, int] | None:
-    """Return a block in which two sums are one, and its position; None if that is not possible.
+def _joined(
+    tape: Tape, nodes: list[Node], first: int, second: int
+) -> tuple[list[Node], int] | None:
+    """Return nodes in which two sums are one, and its position; None if that is not possible.
 
     What the second sum needs is moved before the first one, unless that draws random numbers.
     """
-    one: Any = block[first]
-    other: Any = block[second]
+    one, other = nodes[first], nodes[second]
     parts = [tape.objects[node.outputs.index] for node in (one, other)]
     if one.function is not other.function or parts[0].dtype != parts[1].dtype:
         return None
-    needs, _ = dependencies(tape, block, [False] * len(block), {})
+    needs, _ = dependencies(tape, nodes, [False] * len(nodes), {})
     moved, left = set[int](), [second]
     while left:
         new = {i for i in needs[left.pop()] if i >= first} - moved
-        if first in new or not all(_is_movable(block[i]) for i in new):
+        if first in new or not all(_is_movable(nodes[i]) for i in new):
             return None
         moved |= new
         left += new
@@ -68,20 +61,16 @@ def _joined(tape: Tape, block: Block, first: int, second: int) -> tuple[Block, i
     arguments = [*one.args, *other.args]
     sizes = [len(part) for part in parts]
     outputs = [one.outputs, other.outputs]
-    made: Block = [
-        *block[:first],
-        *(block[i] for i in sorted(moved)),
-        Operation(aten.cat.default, (arguments,), {}, whole, one.line),
-        Operation(one.function, (whole,), {}, total, one.line),
-        Operation(aten.split_with_sizes.default, (total, sizes), {}, outputs, one.line),
+    made = [
+        *nodes[:first],
+        *(nodes[i] for i in sorted(moved)),
+        Node(aten.cat.default, (arguments,), {}, whole, one.line),
+        Node(one.function, (whole,), {}, total, one.line),
+        Node(aten.split_with_sizes.default, (total, sizes), {}, outputs, one.line),
     ]
-    rest = [block[i] for i in range(first + 1, second) if i not in moved]
-    return [*made, *rest, *block[second + 1 :]], len(made) - 2
+    rest = [nodes[i] for i in range(first + 1, second) if i not in moved]
+    return [*made, *rest, *nodes[second + 1 :]], len(made) - 2
 
 
 def _is_movable(node: Node) -> bool:
-    return (
-        isinstance(node, Operation)
-        and is_operator(node.function)
-        and not Kind.of(node.function).random
-    )
+    return is_operator(node.function) and not Kind.of(node.function).random

@@ -1,9 +1,9 @@
-"""The nodes of a tape: operations, branches and loops."""
+"""The nodes of a tape: operations, and branches and loops over blocks of them."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -26,69 +26,46 @@ class Ref:
     index: int
 
 
+COND: Final = "cond"
+"""Runs its first block if its argument is true at replay time, and its second one if not."""
+EACH: Final = "for_each"
+"""Runs its block for each row of its arguments after the first, which is the number of rows."""
+
+
 @dataclass(slots=True)
-class Operation:
-    """One call of an operator or function.
+class Node:
+    """A call of an operator or a function, or a call of blocks of nodes.
 
     Attributes:
-        function: An operator, or a function that stands for several operators.
+        function: An operator, a function that stands for several operators, `COND` or `EACH`.
         args: Its arguments, with `Ref`s for recorded values.
         kwargs: Its keyword arguments, likewise.
         outputs: A `Ref` for each returned value, in the structure of the return value.
         line: The line of user code that made the call.
+        blocks: The blocks of `COND` or `EACH`, whose results its outputs are.
     """
 
-    function: Callable[..., Any]
+    function: Any
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     outputs: Any
     line: str
+    blocks: tuple["Block", ...] = ()
 
 
 @dataclass(slots=True)
-class Branch:
-    """Two blocks, one of which runs depending on a value at replay time.
+class Block:
+    """Nodes in the order in which they run.
 
     Attributes:
-        predicate: The value.
-        blocks: The block that runs if the value is true, and the one if it is false.
-        results: The values that each block returns.
-        outputs: The `Ref`s of the returned values after the branch.
-        line: The line of user code.
-    """
-
-    predicate: Ref
-    blocks: tuple["Block", "Block"]
-    results: tuple[list[Ref], list[Ref]]
-    outputs: list[Ref]
-    line: str
-
-
-@dataclass(slots=True)
-class LoopNode:
-    """A block that runs once for each row of some tensors.
-
-    Attributes:
-        count: The number of rows.
-        sources: The tensors to iterate over.
-        rows: The `Ref`s of the current row of each source, inside the block.
-        block: The nodes that run for each row.
+        nodes: The nodes.
         results: The values that the block returns.
-        outputs: The `Ref`s of the stacked results of all rows, after the loop.
-        line: The line of user code.
+        rows: In the block of an `EACH`, the current row of each of its arguments.
     """
 
-    count: int
-    sources: list[Ref]
-    rows: list[Ref]
-    block: "Block"
-    results: list[Ref]
-    outputs: list[Ref]
-    line: str
-
-
-Node = Operation | Branch | LoopNode
-Block = list[Node]
+    nodes: list[Node] = field(default_factory=lambda: [])
+    results: list[Ref] = field(default_factory=lambda: [])
+    rows: list[Ref] = field(default_factory=lambda: [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,20 +158,38 @@ def replaced(tree: Any, names: Mapping[Ref, Ref]) -> Any:
     return tree
 
 
+def renamed(node: Node, names: Mapping[Ref, Ref]) -> Node:
+    """Return a copy of a node with its references replaced by those in `names`."""
+    blocks = [
+        Block([renamed(x, names) for x in block.nodes], replaced(block.results, names), block.rows)
+        for block in node.blocks
+    ]
+    args, kwargs = replaced(node.args, names), replaced(node.kwargs, names)
+    outputs = replaced(node.outputs, names)
+    return Node(node.function, args, kwargs, outputs, node.line, tuple(blocks))
+
+
 def used_by(node: Node) -> set[Ref]:
     """Return all values that a node uses, including those made inside its blocks."""
-    if isinstance(node, Operation):
-        return set(refs_in((node.args, node.kwargs)))
-    if isinstance(node, LoopNode):
-        return {*node.sources, *node.results}.union(*(used_by(part) for part in node.block))
-    inner = [used_by(part) for block in node.blocks for part in block]
-    return {node.predicate, *node.results[0], *node.results[1]}.union(*inner)
+    found = set(refs_in((node.args, node.kwargs)))
+    for block in node.blocks:
+        found.update(block.results, *map(used_by, block.nodes))
+    return found
 
 
-def inputs_of(block: Block) -> list[Ref]:
+def users_of(nodes: Iterable[Node]) -> dict[Ref, list[Node]]:
+    """Return the nodes that use each value."""
+    users: dict[Ref, list[Node]] = {}
+    for node in nodes:
+        for ref in used_by(node):
+            users.setdefault(ref, []).append(node)
+    return users
+
+
+def inputs_of(nodes: Iterable[Node]) -> list[Ref]:
     """Return all values that nodes use and that none of them has made before."""
     taken, made = dict[Ref, None](), set[Ref]()
-    for node in block:
+    for node in nodes:
         new = sorted(used_by(node) - made, key=lambda ref: ref.index)
         taken |= dict.fromkeys(new)
         made |= {ref for ref in refs_in(node.outputs) if ref not in taken}

@@ -6,29 +6,34 @@ that are joined to one message, in which the processes may be added in another o
 """
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from .dependencies import memory_is_known, written
 from .messages import with_joined_sums
 from .nodes import (
+    EACH,
     Block,
-    Branch,
     Kind,
-    LoopNode,
     Node,
-    Operation,
     Ref,
     aten,
     is_operator,
     refs_in,
+    renamed,
     replaced,
     used_by,
+    users_of,
 )
 from .tape import Tape
 
 LARGEST_CONSTANT = 2**20  # bytes; larger fixed values are recomputed in every step
+# Bytes. Smaller results take less time to compute than to call for. Larger ones may be recomputed
+# on purpose, to save memory.
+LARGEST_KEPT = 2**12
 
 Names = dict[Ref, Ref]  # replaced references, and what replaces them
 _SAME = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh.default})
@@ -47,51 +52,52 @@ _BOUND_TO_LAYOUT = frozenset(
 
 
 def simplified(
-    tape: Tape, outputs: list[Ref], relaid: bool = False, in_place: bool = True
-) -> tuple[Block, list[Ref]]:
-    """Return a simplified copy of a tape's block, and the references of its outputs there.
+    tape: Tape, outputs: Sequence[Ref], relaid: bool = False, in_place: bool = True
+) -> Block:
+    """Return a simplified copy of a tape's block, which returns these values.
 
     Args:
         tape: The recorded tape.
         outputs: The values that are needed.
         relaid: Whether poolings use the memory layout of their inputs.
-        in_place: Whether gradients are summed in place. A compiler fuses such sums itself.
+        in_place: Whether sums are computed in place, and small values once. A compiler does that
+            itself.
     """
     names: Names = {}
-    block = _without_the_same(tape, tape.block, names)
-    outputs = replaced(outputs, names)
-    block = _needed(block, set(outputs))
-    block = _needed(_without_copies(tape, block, outputs, names), set(outputs))
-    block = with_joined_sums(tape, block)
+    block = _without_the_same(tape, replace(tape.block, results=list(outputs)), names)
+    _drop_unused(block)
+    _drop_copies(tape, block, names)
+    _drop_unused(block)
+    block.nodes = with_joined_sums(tape, block.nodes)
     if relaid:
-        block = _pooled_as_it_lies(tape, block, outputs, names)
+        _pool_as_it_lies(tape, block, names)
     if in_place:
-        block = _summed_in_place(tape, block, outputs, names)
-    return block, replaced(outputs, names)
+        known = memory_is_known(tape, block.nodes)
+        if known:
+            _call_once(tape, block, names)  # first: sums are computed in the memory of one part
+        _sum_in_place(tape, block, names)
+        if known:
+            _assign_in_place(tape, block)
+    return block
 
 
 def _without_the_same(tape: Tape, block: Block, names: Names) -> Block:
     """Drop aliases, and turn values that are the same in every step into constants."""
-    kept: Block = []
-    for node in block:
-        if isinstance(node, Branch):
-            inner = [_without_the_same(tape, part, names) for part in node.blocks]
-            kept.append(renamed(replace(node, blocks=(inner[0], inner[1])), names))
-        elif isinstance(node, LoopNode):
-            inner = _without_the_same(tape, node.block, names)
-            kept.append(renamed(replace(node, block=inner), names))
-        elif node.function in _SAME and not _turns(tape, node):
+    kept: list[Node] = []
+    for node in block.nodes:
+        blocks = tuple(_without_the_same(tape, inner, names) for inner in node.blocks)
+        if node.function in _SAME and not _turns(tape, node):
             names[node.outputs] = replaced(node.args[0], names)
         elif not _becomes_constant(tape, node):
-            kept.append(renamed(node, names))
-    return kept
+            kept.append(renamed(replace(node, blocks=blocks), names))
+    return Block(kept, replaced(block.results, names), block.rows)
 
 
-def _turns(tape: Tape, node: Operation) -> bool:
+def _turns(tape: Tape, node: Node) -> bool:
     return not tape.turned.isdisjoint({node.outputs.index, node.args[0].index})
 
 
-def _becomes_constant(tape: Tape, node: Operation) -> bool:
+def _becomes_constant(tape: Tape, node: Node) -> bool:
     made = list(refs_in(node.outputs))
     if not made or not all(tape.is_fixed(ref) for ref in made):
         return False
@@ -103,60 +109,55 @@ def _becomes_constant(tape: Tape, node: Operation) -> bool:
     return True
 
 
-def _needed(block: Block, wanted: set[Ref]) -> Block:
-    """Drop operations whose results are unused and that change nothing."""
-    kept: Block = []
-    wanted = set(wanted)  # grown in place: a new set for each operation would be quadratic
-    for node in reversed(block):
-        if isinstance(node, Branch):
-            inner = [
-                _needed(part, set(refs))
-                for part, refs in zip(node.blocks, node.results, strict=True)
-            ]
-            node.blocks = inner[0], inner[1]
-        elif isinstance(node, LoopNode):
-            _need_of_rows(node, wanted)
-            if not node.block and not node.outputs:
-                continue
-        elif not _acts(node) and wanted.isdisjoint(refs_in(node.outputs)):
-            continue
-        wanted |= used_by(node)
-        kept.append(node)
-    return kept[::-1]
+def _drop_unused(block: Block) -> None:
+    """Drop nodes whose results are unused and that change nothing."""
+    kept: list[Node] = []
+    wanted = set(block.results)  # grown in place: a new set for each operation would be quadratic
+    for node in reversed(block.nodes):
+        if node.blocks:
+            _drop_unused_inside(node, wanted)
+        if _acts(node) or not wanted.isdisjoint(refs_in(node.outputs)):
+            wanted |= used_by(node)
+            kept.append(node)
+    block.nodes = kept[::-1]
 
 
-def _need_of_rows(node: LoopNode, wanted: set[Ref]) -> None:
-    """Drop unused results, operations and rows from a loop."""
-    pairs = zip(node.results, node.outputs, strict=True)
-    chosen = [(result, output) for result, output in pairs if output in wanted]
-    node.results, node.outputs = [r for r, _ in chosen], [o for _, o in chosen]
-    node.block = _needed(node.block, set(node.results))
-    used = set(node.results).union(*(used_by(part) for part in node.block))
-    rows = [pair for pair in zip(node.sources, node.rows, strict=True) if pair[1] in used]
-    node.sources, node.rows = [source for source, _ in rows], [row for _, row in rows]
+def _drop_unused_inside(node: Node, wanted: set[Ref]) -> None:
+    """Drop unused results of blocks, the nodes that make them, and rows that none of these uses."""
+    chosen = [i for i, ref in enumerate(node.outputs) if ref in wanted]
+    node.outputs = [node.outputs[i] for i in chosen]
+    for block in node.blocks:
+        block.results = [block.results[i] for i in chosen]
+        _drop_unused(block)
+    if node.function is EACH:
+        (block,), (count, *sources) = node.blocks, node.args
+        used = set(block.results).union(*map(used_by, block.nodes))
+        pairs = [pair for pair in zip(sources, block.rows, strict=True) if pair[1] in used]
+        node.args = count, *(source for source, _ in pairs)
+        block.rows = [row for _, row in pairs]
 
 
-def _acts(node: Operation) -> bool:
-    """Return whether an operation has side effects."""
+def _acts(node: Node) -> bool:
+    """Return whether a node has side effects."""
     if not is_operator(node.function):
-        return getattr(node.function, "acts", False)
+        return getattr(node.function, "acts", False) or any(block.nodes for block in node.blocks)
     kind = Kind.of(node.function)
     return bool(kind.writes) or kind.random or not kind.returns
 
 
-def _without_copies(tape: Tape, block: Block, outputs: list[Ref], names: Names) -> Block:
+def _drop_copies(tape: Tape, block: Block, names: Names) -> None:
     """Drop copies that do not change the memory layout; copies of copies copy the original.
 
     Keras copies the input of a convolution twice: to PyTorch's axis order and back.
     """
-    kept: Block = []
+    kept: list[Node] = []
     copied: Names = {}
-    for node in block:
+    for node in block.nodes:
         node = renamed(node, names)
         kept.append(node)
-        if isinstance(node, LoopNode):
-            node.block = _without_copies(tape, node.block, node.results, names)
-        if not isinstance(node, Operation) or node.function is not aten.clone.default:
+        for inner in node.blocks:
+            _drop_copies(tape, inner, names)
+        if node.function is not aten.clone.default:
             continue
         copy, source = node.outputs, node.args[0]
         if tape.is_written(copy) or tape.is_written(source):
@@ -165,27 +166,25 @@ def _without_copies(tape: Tape, block: Block, outputs: list[Ref], names: Names) 
             source = copied[source]
             node.args = (source,)
         x, y = tape.objects[source.index], tape.objects[copy.index]
-        if x.stride() == y.stride() and copy not in outputs and tape.kind_of(source) == "made":
+        unchanged = x.stride() == y.stride() and tape.kind_of(source) == "made"
+        if unchanged and copy not in block.results:
             names[copy] = source
             kept.pop()
         else:
             copied[copy] = source
-    return kept
+    block.nodes = kept
 
 
-def _pooled_as_it_lies(tape: Tape, block: Block, outputs: list[Ref], names: Names) -> Block:
+def _pool_as_it_lies(tape: Tape, block: Block, names: Names) -> None:
     """Run max poolings on channels-last images directly, without the copy that Keras makes.
 
     PyTorch pools them eight times as fast, and later operations do not have to mix two layouts.
     """
-    users: dict[Ref, list[Node]] = {}
-    for node in block:
-        for ref in used_by(node):
-            users.setdefault(ref, []).append(node)
+    users = users_of(block.nodes)
 
     def follows_any_order(ref: Ref) -> bool:
-        return ref not in outputs and all(
-            isinstance(user, Operation)
+        return ref not in block.results and all(
+            not user.blocks
             and user.function not in _BOUND_TO_LAYOUT
             and (not _is_view(user) or all(map(follows_any_order, refs_in(user.outputs))))
             for user in users.get(ref, [])
@@ -193,18 +192,17 @@ def _pooled_as_it_lies(tape: Tape, block: Block, outputs: list[Ref], names: Name
 
     def is_pooled(copy: Ref, user: Node) -> bool:
         return (
-            isinstance(user, Operation)
-            and user.function in _POOLS
+            user.function in _POOLS
             and copy == user.args[_POOLS[user.function]]
             and all(follows_any_order(ref) for ref in refs_in(user.outputs))
         )
 
-    kept: Block = []
-    for node in block:
+    kept: list[Node] = []
+    for node in block.nodes:
         node = renamed(node, names)
-        if isinstance(node, LoopNode):
-            node.block = _pooled_as_it_lies(tape, node.block, node.results, names)
-        if isinstance(node, Operation) and node.function is aten.clone.default:
+        for inner in node.blocks:
+            _pool_as_it_lies(tape, inner, names)
+        if node.function is aten.clone.default:
             copy, source = node.outputs, node.args[0]
             image = tape.objects[source.index]
             if (
@@ -212,32 +210,99 @@ def _pooled_as_it_lies(tape: Tape, block: Block, outputs: list[Ref], names: Name
                 and image.is_contiguous(memory_format=torch.channels_last)
                 and not tape.is_written(copy)
                 and not tape.is_written(source)
-                and copy not in outputs
+                and copy not in block.results
                 and all(is_pooled(copy, user) for user in users.get(copy, []))
             ):
                 names[copy] = source
                 continue
         kept.append(node)
-    return kept
+    block.nodes = kept
 
 
-def _summed_in_place(tape: Tape, block: Block, outputs: list[Ref], names: Names) -> Block:
+def _call_once(tape: Tape, block: Block, names: Names) -> None:
+    """Reuse small results of operations that have been called with the same arguments before.
+
+    Metrics of Keras divide safely, for which they compare each count with zero twice.
+    """
+    made: dict[Any, tuple[Ref, set[int]]] = {}  # results and the memory that they depend on
+    kept: list[Node] = []
+    for node in block.nodes:
+        node = renamed(node, names)
+        kept.append(node)
+        if not is_operator(node.function):
+            made.clear()
+            continue
+        if changed := written(tape, node):
+            made = {key: found for key, found in made.items() if changed.isdisjoint(found[1])}
+        arguments = set(refs_in((node.args, node.kwargs)))
+        if arguments and _is_small_result(tape, node) and node.outputs not in block.results:
+            key = node.function, _key(node.args), _key(node.kwargs)
+            if key in made:
+                names[node.outputs], _ = made[key]
+                kept.pop()
+            else:
+                made[key] = node.outputs, set(map(tape.storage_of, arguments))
+    block.nodes = kept
+    block.results = replaced(block.results, names)
+
+
+def _is_small_result(tape: Tape, node: Node) -> bool:
+    """Return whether a node computes one small tensor that nothing changes in place."""
+    kind = Kind.of(node.function)
+    if kind.python or kind.views or _acts(node) or not isinstance(node.outputs, Ref):
+        return False
+    found = tape.objects[node.outputs.index]
+    small = found.numel() * found.element_size() <= LARGEST_KEPT
+    return small and not tape.is_written(node.outputs)
+
+
+def _key(tree: Any) -> Any:
+    """Return what is equal for equal arguments; 1, 1.0 and True differ."""
+    if isinstance(tree, Mapping):
+        return tuple((name, _key(part)) for name, part in tree.items())
+    if isinstance(tree, (list, tuple)):
+        return type(tree), *map(_key, tree)
+    return tree if isinstance(tree, Ref) else (type(tree), repr(tree))
+
+
+def _assign_in_place(tape: Tape, block: Block) -> None:
+    """Replace additions whose results are copied to their first argument by additions in place."""
+    uses = Counter(ref for node in block.nodes for ref in used_by(node)) + Counter(block.results)
+    kept: list[Node] = []
+    for node in block.nodes:
+        before = kept[-1] if kept else node
+        if node.function is aten.copy_.default and before.function is aten.add.Tensor:
+            total, (target, part) = before.outputs, before.args
+            storages = [tape.storage_of(ref) for ref in refs_in((target, part))]
+            if (
+                node.args == (target, total)
+                and not (node.kwargs or before.kwargs)
+                and uses[total] == 1
+                and _alike(tape, target, total)
+                and len(set(storages)) == len(storages)
+            ):
+                arguments = target, part
+                kept[-1] = Node(aten.add_.Tensor, arguments, {}, node.outputs, node.line)
+                continue
+        kept.append(node)
+    block.nodes = kept
+
+
+def _sum_in_place(tape: Tape, block: Block, names: Names) -> None:
     """Replace the addition of a zero-padded slice by an in-place addition to that slice.
 
     PyTorch sums the gradients of a recurrent layer's n steps as n padded tensors of n steps each.
     """
-    uses = Counter(ref for node in block for ref in used_by(node)) + Counter(outputs)
-    padded: dict[Ref, Operation] = {}  # values that are zero outside of a slice, and used once
+    uses = Counter(ref for node in block.nodes for ref in used_by(node)) + Counter(block.results)
+    padded: dict[Ref, Node] = {}  # values that are zero outside of a slice, and used once
     sums: set[Ref] = set()  # sums of such values that are used once too
     dropped: set[int] = set()
-    kept: Block = []
-    for node in block:
+    kept: list[Node] = []
+    for node in block.nodes:
         node = renamed(node, names)
         kept.append(node)
-        if isinstance(node, LoopNode):
-            node.block = _summed_in_place(tape, node.block, node.results, names)
-        if not isinstance(node, Operation):
-            continue
+        for inner in node.blocks:
+            _sum_in_place(tape, inner, names)
         if node.function in _SLICES and uses[node.outputs] == 1:
             padded[node.outputs] = node
         if node.function is not aten.add.Tensor or node.kwargs:
@@ -255,57 +320,29 @@ def _summed_in_place(tape: Tape, block: Block, outputs: list[Ref], names: Names)
         padded.pop(total, None)
         view = tape.add(None)
         kept[-1:] = [
-            Operation(_SLICES[maker.function], (total, *where), {}, view, node.line),
-            Operation(aten.add_.Tensor, (view, gradient), {}, view, node.line),
+            Node(_SLICES[maker.function], (total, *where), {}, view, node.line),
+            Node(aten.add_.Tensor, (view, gradient), {}, view, node.line),
         ]
         names[node.outputs] = total
         sums.discard(total)
         if uses[node.outputs] == 1:
             sums.add(total)
-    return [node for node in kept if id(node) not in dropped]
+    block.nodes = [node for node in kept if id(node) not in dropped]
+    block.results = replaced(block.results, names)
 
 
 def has_poolings(block: Block) -> bool:
     """Return whether a block has poolings, for which `relaid` may make a difference."""
-
-    def pools(node: Node) -> bool:
-        if isinstance(node, Branch):
-            return any(map(has_poolings, node.blocks))
-        if isinstance(node, LoopNode):
-            return has_poolings(node.block)
-        return node.function in _POOLS
-
-    return any(map(pools, block))
+    return any(
+        node.function in _POOLS or any(map(has_poolings, node.blocks)) for node in block.nodes
+    )
 
 
-def _is_view(node: Operation) -> bool:
+def _is_view(node: Node) -> bool:
     """Return whether an operation returns a view of an argument."""
     return is_operator(node.function) and Kind.of(node.function).views
 
 
 def _alike(tape: Tape, a: Ref, b: Ref) -> bool:
     x, y = tape.objects[a.index], tape.objects[b.index]
-    return x.shape == y.shape and x.dtype == y.dtype
-
-
-def renamed(node: Any, names: Names) -> Any:
-    """Return a node with its references replaced by those in `names`."""
-    if isinstance(node, Operation):
-        args, kwargs = replaced(node.args, names), replaced(node.kwargs, names)
-        return Operation(node.function, args, kwargs, replaced(node.outputs, names), node.line)
-    if isinstance(node, LoopNode):
-        return replace(
-            node,
-            sources=replaced(node.sources, names),
-            block=[renamed(part, names) for part in node.block],
-            results=replaced(node.results, names),
-        )
-    blocks = [[renamed(part, names) for part in inner] for inner in node.blocks]
-    results = [replaced(refs, names) for refs in node.results]
-    return Branch(
-        replaced(node.predicate, names),
-        (blocks[0], blocks[1]),
-        (results[0], results[1]),
-        node.outputs,
-        node.line,
-    )
+    return x.shape == y.shape and x.dtype == y.dtype and x.device == y.device

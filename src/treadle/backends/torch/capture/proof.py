@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from ....core.error_notes import in_one_line
+from ....core.tracebacks import in_one_line
 from ...eager import StepResult, run_step
 from ...plans import RefusedError
 from ...program import Program
-from .code import Code
+from .code import Captured
 from .cuda_graph import GraphReplay
 from .inductor import with_compiled_parts
 from .nodes import Ref
@@ -17,7 +17,6 @@ from .rounding import COMPILED, SUMMED
 from .tape import Tape
 from .trials import (
     Around,
-    SomeBatches,
     Trials,
     step_number,
     tensors_of,
@@ -25,36 +24,6 @@ from .trials import (
 )
 
 Made = TypeVar("Made")
-
-
-class Captured:
-    """A captured step: its code, and the names of its outputs.
-
-    Attributes:
-        uses_number: Whether it depends on the step's number.
-        draws: Whether it draws from PyTorch's global generator, which other code shares.
-        length: The number of operations.
-        messages: The forms of the tensors that are summed over processes, in order.
-        source: The lines of the generated function.
-        is_compiled: Whether Inductor compiled operations of it.
-        is_graph: Whether these are replayed as CUDA graphs.
-        refusal: Why it is less than what was asked for, as a clause; empty if it is not.
-    """
-
-    def __init__(
-        self, code: Code, names: Sequence[Sequence[str]], is_compiled: bool = False
-    ) -> None:
-        self.is_compiled, self.is_graph, self.refusal = is_compiled, False, ""
-        self.uses_number, self.draws = code.uses_number, code.draws
-        self.length, self.source, self.messages = code.length, code.source, code.messages
-        self._code, self._names = code, names
-
-    def __call__(self, state: Sequence[Any], batch: Sequence[Any], number: Any) -> StepResult:
-        """Run the step."""
-        outputs = iter(self._code(state, batch, number))
-        # `names` come first, so that `zip` ends before it takes an output too many.
-        values, weights, broken = [dict(zip(x, outputs, strict=False)) for x in self._names]
-        return StepResult(values, weights, broken)
 
 
 class Prover:
@@ -75,17 +44,21 @@ class Prover:
         self._state = [variable._value for variable in program.variables]
         self._has_loops = False
 
-    def capture(self, batches: SomeBatches) -> Captured | str:
-        """Return the captured step, or the reason why it cannot be; the state is restored."""
+    def capture(self, batches: Sequence[Any]) -> Captured | str:
+        """Return the captured step, or the reason why it cannot be; the state is restored.
+
+        Args:
+            batches: One or two batches, of tensors.
+        """
         captured = self._capture(batches, rolled=True)
         if isinstance(captured, str) and self._has_loops:
             # The function of a `for_each` may pass tensors from row to row in Python: unroll it.
             captured = self._capture(batches, rolled=False)
         return captured
 
-    def _capture(self, batches: SomeBatches, rolled: bool) -> Captured | str:
+    def _capture(self, batches: Sequence[Any], rolled: bool) -> Captured | str:
         try:
-            plain, relaid = self._recorded(batches, rolled, self._codes)
+            plain, relaid = self._recorded(batches[0], rolled, self._codes)
         except RefusedError as refused:
             return str(refused)
         except Exception as error:  # the step's own errors are raised again when it runs eagerly
@@ -96,7 +69,7 @@ class Prover:
             return why
         if self._compiles:
             try:  # recorded again, since compiling takes long, and the values took memory meanwhile
-                compiled, graphs = self._recorded(batches, rolled, self._compiled)
+                compiled, graphs = self._recorded(batches[0], rolled, self._compiled)
                 refusal = _proven(compiled, graphs, trials, batches)
             except RefusedError as refused:
                 refusal = str(refused)
@@ -113,7 +86,7 @@ class Prover:
 
     def _recorded(
         self,
-        batches: SomeBatches,
+        batch: Any,
         rolled: bool,
         make: Callable[[Tape, list[Ref], list[list[str]]], Made],
     ) -> Made:
@@ -125,7 +98,7 @@ class Prover:
             RefusedError: The step cannot be captured.
         """
         with undone(self._program) as made:
-            tape, result = self._record(batches, rolled)
+            tape, result = self._record(batch, rolled)
         if made:
             raise RefusedError("it creates variables that its dry run did not create")
         parts = result.values, result.weights, result.broken
@@ -137,10 +110,10 @@ class Prover:
     ) -> tuple[Captured, Captured | None]:
         """Return the code of a step, and another if poolings keep their memory layout in it."""
         title = self._program.name
-        plain = Captured(Code(tape, *simplified(tape, refs), title), names)
+        plain = Captured(tape, simplified(tape, refs), names, title)
         if not has_poolings(tape.block):
             return plain, None
-        relaid = Captured(Code(tape, *simplified(tape, refs, relaid=True), title), names)
+        relaid = Captured(tape, simplified(tape, refs, relaid=True), names, title)
         return plain, None if relaid.length == plain.length else relaid
 
     def _compiled(
@@ -148,19 +121,18 @@ class Prover:
     ) -> tuple[Captured, list[GraphReplay] | None]:
         """Return the code with compiled parts, and the graphs that replay them."""
         graphs = list[GraphReplay]() if self._graphs else None
-        block, results = simplified(tape, refs, in_place=False)
-        block = with_compiled_parts(tape, block, results, graphs)
-        code = Code(tape, block, results, self._program.name)
-        return Captured(code, names, is_compiled=True), graphs
+        block = with_compiled_parts(tape, simplified(tape, refs, in_place=False), graphs)
+        compiled = Captured(tape, block, names, self._program.name)
+        compiled.is_compiled = True
+        return compiled, graphs
 
-    def run_and_undo(self, batches: SomeBatches) -> None:
+    def run_and_undo(self, batch: Any) -> None:
         """Run the step eagerly, and restore the state."""
         with undone(self._program), self._around(self._program):
-            run_step(self._program, batches.batch(0), 0)
+            run_step(self._program, batch, 0)
 
-    def _record(self, batches: SomeBatches, rolled: bool) -> tuple[Tape, StepResult]:
+    def _record(self, batch: Any, rolled: bool) -> tuple[Tape, StepResult]:
         as_tensor = step_number(0)
-        batch = batches.batch(0)
         with (
             self._around(self._program),
             recording(self._state, tensors_of(batch), as_tensor, rolled) as tape,
@@ -177,7 +149,7 @@ class Prover:
 
 
 def _proven(
-    compiled: Captured, graphs: list[GraphReplay] | None, trials: Trials, batches: SomeBatches
+    compiled: Captured, graphs: list[GraphReplay] | None, trials: Trials, batches: Sequence[Any]
 ) -> str:
     """Return how a compiled step differs, or an empty string; without graphs if these fail.
 

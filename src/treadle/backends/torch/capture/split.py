@@ -7,7 +7,7 @@ allow, so that there are few parts: a network with many dropout layers draws all
 and the rest is one part.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -16,19 +16,19 @@ import torch
 from ...plans import RefusedError
 from .dependencies import check_branches, dependencies, uses, written
 from .nodes import (
+    COND,
+    EACH,
     Block,
-    Branch,
     Kind,
-    LoopNode,
     Node,
-    Operation,
     Ref,
     aten,
     is_operator,
     refs_in,
+    renamed,
     used_by,
+    users_of,
 )
-from .passes import renamed
 from .tape import Tape
 
 # Each part takes seconds to compile; what would need more of them gains little.
@@ -58,34 +58,33 @@ class Part:
     """Consecutive operations.
 
     Attributes:
-        block: The operations.
+        nodes: The operations.
         reason: Why they run as captured, as a clause; empty if they are compiled.
     """
 
-    block: Block
+    nodes: list[Node]
     reason: str
 
 
-def split(tape: Tape, block: Block, results: Collection[Ref] = ()) -> list[Part]:
+def split(tape: Tape, block: Block) -> list[Part]:
     """Split a block into parts to compile and parts outside, in the order in which they run.
 
     Args:
         tape: The tape on which the block was recorded.
         block: The operations; they are not changed.
-        results: The values that the step returns.
 
     Raises:
         RefusedError: Nothing can be compiled, or there would be too many parts.
     """
-    block = _with_state_itself(tape, [_without_shape_source(tape, node) for node in block])
-    check_branches(tape, block)
-    attached = _attached(tape, block, results)
+    nodes = _with_state_itself(tape, [_without_shape_source(tape, node) for node in block.nodes])
+    check_branches(tape, nodes)
+    attached = _attached(tape, nodes, block.results)
     repeated = {id(node) for node in attached.values()}
-    block = [node for node in block if id(node) not in repeated]
-    reasons = _reasons(tape, block)
-    needs, reads = dependencies(tape, block, map(bool, reasons), attached)
-    _move_out(tape, block, reasons, reads)
-    parts = [_with_attached(part, attached) for part in _parts(block, reasons, needs)]
+    nodes = [node for node in nodes if id(node) not in repeated]
+    reasons = _reasons(tape, nodes)
+    needs, reads = dependencies(tape, nodes, map(bool, reasons), attached)
+    _move_out(tape, nodes, reasons, reads)
+    parts = [_with_attached(part, attached) for part in _parts(nodes, reasons, needs)]
     compiled = [part for part in parts if not part.reason]
     why = next((reason for reason in reasons if reason), "it has too few operations")
     if not compiled:
@@ -101,7 +100,7 @@ def _without_shape_source(tape: Tape, node: Node) -> Node:
 
     Otherwise a mask of Dropout would wait for the activations that it is applied to.
     """
-    if not isinstance(node, Operation) or node.function not in _FILLED:
+    if node.function not in _FILLED:
         return node
     made = tape.objects[node.outputs.index]
     if not made.is_contiguous():
@@ -109,10 +108,10 @@ def _without_shape_source(tape: Tape, node: Node) -> Node:
     kwargs = {"dtype": made.dtype, "device": made.device}
     number = _FILLED[node.function]
     args = (list(made.shape), node.args[1] if number is None else number)
-    return Operation(aten.full.default, args, kwargs, node.outputs, node.line)
+    return Node(aten.full.default, args, kwargs, node.outputs, node.line)
 
 
-def _with_state_itself(tape: Tape, block: Block) -> Block:
+def _with_state_itself(tape: Tape, nodes: Sequence[Node]) -> list[Node]:
     """Replace other tensors for the whole memory of a variable, such as `x.data`, by the variable.
 
     A compiled part would take them for memory of their own.
@@ -127,7 +126,7 @@ def _with_state_itself(tape: Tape, block: Block) -> Block:
             same = forms.get(_form(tape, Ref(index), thing))
             if same is not None:
                 names[Ref(index)] = same
-    return [renamed(node, names) for node in block]
+    return [renamed(node, names) for node in nodes]
 
 
 def _form(tape: Tape, ref: Ref, tensor: Any) -> Any:
@@ -135,23 +134,20 @@ def _form(tape: Tape, ref: Ref, tensor: Any) -> Any:
     return tape.storage_of(ref), *layout
 
 
-def _attached(tape: Tape, block: Block, results: Collection[Ref]) -> dict[Ref, Operation]:
+def _attached(tape: Tape, nodes: Sequence[Node], results: Collection[Ref]) -> dict[Ref, Node]:
     """Return operations that each part repeats where it uses them, by what they return.
 
     They are views of variables, since a compiled part must not get memory twice, and numbers read
     from tensors for `alpha`, which a compiled part takes as tensors.
     """
-    users: dict[Ref, list[Node]] = {}
-    for node in block:
-        for ref in used_by(node):
-            users.setdefault(ref, []).append(node)
-    found: dict[Ref, Operation] = {}
-    for node in block:
-        if not isinstance(node, Operation) or not isinstance(node.outputs, Ref):
+    users = users_of(nodes)
+    found: dict[Ref, Node] = {}
+    for node in nodes:
+        if not isinstance(node.outputs, Ref):
             continue
         ref = node.outputs
         if node.function is torch.Tensor.item:
-            if all(isinstance(x, Operation) and x.function in SCALED for x in users.get(ref, [])):
+            if all(x.function in SCALED for x in users.get(ref, [])):
                 found[ref] = node
         elif is_operator(node.function) and ref not in results:
             kind = Kind.of(node.function)
@@ -161,37 +157,37 @@ def _attached(tape: Tape, block: Block, results: Collection[Ref]) -> dict[Ref, O
     return found
 
 
-def _with_attached(part: Part, attached: Mapping[Ref, Operation]) -> Part:
+def _with_attached(part: Part, attached: Mapping[Ref, Node]) -> Part:
     """Return a part with the attached operations before their first use."""
-    block: Block = []
+    nodes: list[Node] = []
     left = dict(attached)
-    for node in part.block:
+    for node in part.nodes:
         used = uses(node, attached)
-        block += [left.pop(ref) for ref in attached if ref in used and ref in left]
-        block.append(node)
-    return replace(part, block=block)
+        nodes += [left.pop(ref) for ref in attached if ref in used and ref in left]
+        nodes.append(node)
+    return replace(part, nodes=nodes)
 
 
-def _reasons(tape: Tape, block: Block) -> list[str]:
+def _reasons(tape: Tape, nodes: Sequence[Node]) -> list[str]:
     """Return why each node stays outside, as a clause with its line; empty if it does not."""
     found: list[str] = []
     numbers: set[Ref] = set()  # read from tensors, for other operations than `attached`
-    for node in block:
+    for node in nodes:
         why = _reason(tape, node)
         if not why and not numbers.isdisjoint(used_by(node)):
             why = "a tensor is read as a number"
-        if isinstance(node, Operation) and node.function is torch.Tensor.item:
+        if node.function is torch.Tensor.item:
             numbers |= set(refs_in(node.outputs))
         found.append(f"{why}, at {node.line}" if why and node.line else why)
     return found
 
 
 def _reason(tape: Tape, node: Node) -> str:
-    if isinstance(node, Branch):
+    function = node.function
+    if function is COND:
         return "cond runs one of two branches"
-    if isinstance(node, LoopNode):
+    if function is EACH:
         return "for_each runs for each row"
-    function: Any = node.function
     if function is torch.Tensor.item:
         return "a tensor is read as a number"
     if not is_operator(function):
@@ -216,10 +212,9 @@ def _reason(tape: Tape, node: Node) -> str:
     return ""
 
 
-def _drops_nothing(node: Operation) -> bool:
+def _drops_nothing(node: Node) -> bool:
     """Return whether an operation, such as fused attention, has a Dropout of rate 0."""
-    function: Any = node.function
-    for position, argument in enumerate(function._schema.arguments):
+    for position, argument in enumerate(node.function._schema.arguments):
         if argument.name == "dropout_p":
             given = node.args[position : position + 1] or (argument.default_value,)
             return node.kwargs.get("dropout_p", given[0]) == 0
@@ -229,32 +224,32 @@ def _drops_nothing(node: Operation) -> bool:
 _OTHER_BATCH_NORMS = frozenset({aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default})
 
 
-def _move_out(tape: Tape, block: Block, reasons: list[str], reads: list[set[int]]) -> None:
+def _move_out(tape: Tape, nodes: Sequence[Node], reasons: list[str], reads: list[set[int]]) -> None:
     """Move operations on few numbers outside if a node outside needs them, such as seeds.
 
     So are tensors of constant numbers, such as those that a mask is drawn into.
     """
     cheap: list[bool] = []
-    for node, before in zip(block, reads, strict=True):
+    for node, before in zip(nodes, reads, strict=True):
         refs = {*used_by(node), *refs_in(node.outputs)}
         sizes = [getattr(tape.objects[ref.index], "nbytes", 0) for ref in refs]
-        small = isinstance(node, Operation) and max(sizes, default=0) <= 8 * FEW_NUMBERS
+        small = not node.blocks and max(sizes, default=0) <= 8 * FEW_NUMBERS
         small = small and not any(tape.kind_of(ref) == "batch" for ref in refs)
         small = small or not used_by(node)
         cheap.append(small and all(cheap[i] for i in before))
-    for i in reversed(range(len(block))):
+    for i in reversed(range(len(nodes))):
         if reasons[i]:
             for j in reads[i]:
                 if not reasons[j] and cheap[j]:
                     reasons[j] = reasons[i]
 
 
-def _parts(block: Block, reasons: list[str], needs: list[set[int]]) -> list[Part]:
+def _parts(nodes: Sequence[Node], reasons: list[str], needs: list[set[int]]) -> list[Part]:
     """Run each node in the first part that its inputs allow; odd parts are compiled."""
     number: list[int] = []
-    parts: dict[int, Block] = {}
+    parts: dict[int, list[Node]] = {}
     why: dict[int, str] = {}
-    for node, reason, before in zip(block, reasons, needs, strict=True):
+    for node, reason, before in zip(nodes, reasons, needs, strict=True):
         first = max((number[i] for i in before), default=0)
         is_inside = not reason
         chosen = first if first % 2 == is_inside else first + 1
@@ -280,19 +275,20 @@ def _check_shared_memory(tape: Tape, parts: list[Part], attached: Collection[Ref
     users: dict[Ref, set[int]] = {}
     names: dict[int, set[Ref]] = {}
     for i, part in enumerate(parts):
-        for node in part.block:
+        for node in part.nodes:
             for ref in {*used_by(node), *refs_in(node.outputs)} - set(attached):
                 users.setdefault(ref, set()).add(i)
                 names.setdefault(tape.storage_of(ref), set()).add(ref)
     for part in parts:
-        for node in part.block:
+        for node in part.nodes:
             for storage in written(tape, node):
                 crossing = [x for x in names[storage] if _crosses(tape, x, users[x])]
                 where = set[int]().union(*(users[x] for x in crossing))
                 if len(crossing) > 1 and not all(parts[i].reason for i in where):
-                    name = getattr(node, "function", "cond")
                     at = f", at {node.line}" if node.line else ""
-                    raise RefusedError(f"{name} changes a tensor of which there are views{at}")
+                    raise RefusedError(
+                        f"{node.function} changes a tensor of which there are views{at}"
+                    )
 
 
 def _crosses(tape: Tape, ref: Ref, parts: Iterable[int]) -> bool:

@@ -22,7 +22,7 @@ from ....core import structures
 from ...plans import RefusedError
 from ...user_code import numpy_function, running_line
 from ..patches import C, TorchDispatchMode
-from .nodes import BATCH_NORMS, Block, Branch, Kind, LoopNode, Operation, Ref, aten
+from .nodes import BATCH_NORMS, COND, EACH, Block, Kind, Node, Ref, aten
 
 LONGEST = 20_000  # operations: Python takes seconds to compile longer functions
 
@@ -47,7 +47,7 @@ class Tape(TorchDispatchMode):
     Attributes:
         rolled: The same.
         loops: The number of recorded loops.
-        block: The recorded nodes, in order.
+        block: The block that is being recorded; after the step, all of it.
         objects: Every value, by its `Ref`'s index.
         turned: Indices of values whose shape was changed in place.
         idle: Whether recording is paused.
@@ -58,7 +58,7 @@ class Tape(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self.rolled, self.loops = rolled, 0
-        self.block: Block = []
+        self.block = Block()
         self.objects: list[Any] = []
         self.turned: set[int] = set()
         self.idle = False
@@ -199,7 +199,8 @@ class Tape(TorchDispatchMode):
         blocks: dict[bool, Block] = {}
         results: dict[bool, Any] = {}
         for which in (not taken, taken):
-            blocks[which], results[which] = self._recorded(branches[which])
+            with self._inside() as blocks[which]:
+                results[which] = structures.mapped(self._outward, branches[which]())
             if which is not taken:
                 with self.paused(), torch.no_grad():
                     torch.set_rng_state(random)
@@ -220,20 +221,12 @@ class Tape(TorchDispatchMode):
             self.refuse(f"the branches of cond return {forms[0]} and {forms[1]}")
         if _requiring_gradients(flat[True]) != _requiring_gradients(flat[False]):
             self.refuse(_DIFFERENTIATED)  # the gradient of one branch is zero: no backward shows it
-        refs = {
-            which: [self._known_as(x) for x in flat[which] if isinstance(x, torch.Tensor)]
-            for which in (True, False)
-        }
-        outputs = [self._merged(*pair) for pair in zip(refs[taken], refs[not taken], strict=True)]
-        self.block.append(
-            Branch(
-                ref,
-                (blocks[True], blocks[False]),
-                (refs[True], refs[False]),
-                outputs,
-                _place(),
-            )
-        )
+        for which, block in blocks.items():
+            block.results = [self._known_as(x) for x in _tensors(flat[which])]
+        pairs = zip(blocks[taken].results, blocks[not taken].results, strict=True)
+        outputs = [self._merged(*pair) for pair in pairs]
+        both = blocks[True], blocks[False]
+        self.block.nodes.append(Node(COND, (ref,), {}, outputs, _place(), both))
         return results[taken]
 
     def for_each(
@@ -247,23 +240,28 @@ class Tape(TorchDispatchMode):
         """
         sources, count = [self._ref(x) for x in inputs], inputs[0].shape[0]
         self.loops += 1
-        outer, self.block = self.block, []
-        self._blocks.append(id(self.block))
-        try:
+        with self._inside() as block:
             with self.paused():
                 firsts = [x[0] for x in inputs]
-            rows = [Ref(self._known(x, self._blocks[-1])) for x in firsts]
+            block.rows = [Ref(self._known(x, self._blocks[-1])) for x in firsts]
             made = function(firsts)
-            results = [self._ref(x) for x in made]
-            block = self.block
-        finally:
-            self._blocks.pop()
-            self.block = outer
+            block.results = [self._ref(x) for x in made]
         with self.paused():
             stacks = [torch.stack([x] * count) for x in made]
         outputs = [Ref(self._known(x, self._blocks[-1])) for x in stacks]
-        self.block.append(LoopNode(count, sources, rows, block, results, outputs, _place()))
+        self.block.nodes.append(Node(EACH, (count, *sources), {}, outputs, _place(), (block,)))
         return stacks
+
+    @contextmanager
+    def _inside(self) -> Generator[Block]:
+        """Record operations in a new block in this context."""
+        outer, self.block = self.block, Block()
+        self._blocks.append(id(self.block))
+        try:
+            yield self.block
+        finally:
+            self._blocks.pop()
+            self.block = outer
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -376,20 +374,9 @@ class Tape(TorchDispatchMode):
         self._length += 1
         if self._length > LONGEST:
             self.refuse(f"it has more than {LONGEST:,} operations")
-        self.block.append(Operation(function, args, kwargs, outputs, _place()))
+        self.block.nodes.append(Node(function, args, kwargs, outputs, _place()))
 
     # Branches
-
-    def _recorded(self, branch: Callable[[], Any]) -> tuple[Block, Any]:
-        """Run a branch in a new block; its results get new references."""
-        outer, self.block = self.block, []
-        self._blocks.append(id(self.block))
-        try:
-            result = structures.mapped(self._outward, branch())
-            return self.block, result
-        finally:
-            self._blocks.pop()
-            self.block = outer
 
     def _outward(self, x: Any) -> Any:
         x = x.value if isinstance(x, keras.Variable) else x
@@ -462,7 +449,7 @@ def _storage(value: Any) -> int:
     """Return a key that is equal for tensors that share memory."""
     if not isinstance(value, torch.Tensor):
         return 0
-    with C.DisableTorchFunction():
+    with C.DisableTorchFunction():  # tensors of a recording are of a class that records this
         storage: Any = value.untyped_storage()
         return storage._cdata
 

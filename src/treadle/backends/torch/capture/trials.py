@@ -28,15 +28,15 @@ import math
 import random
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
 from ....core import structures
-from ....core.error_notes import in_one_line
+from ....core.tracebacks import in_one_line
 from ...eager import StepResult, run_step
 from ...plans import RefusedError
 from ...program import Program
@@ -47,20 +47,6 @@ FAR, NEAR = 1000, 10  # by how much trials 3 and 4 advance; near, if the step fa
 DIFFERENT = "computes a different "
 Around = Callable[[Program], AbstractContextManager[Any]]
 Replay = Callable[[Sequence[Any], Sequence[Any], Any], StepResult]
-
-
-class SomeBatches(Protocol):
-    """The batches that trials run on."""
-
-    count: int
-
-    def batch(self, index: int) -> Any:
-        """Return a batch in its original structure."""
-        ...
-
-    def tensors(self, index: int) -> list[Any]:
-        """Return a batch's tensors as a flat list."""
-        ...
 
 
 class _DifferentError(Exception):
@@ -121,28 +107,28 @@ class Trials:
         self._paths = list(program.new_context(0).variables)
         self._device = device()
 
-    def difference(self, replay: Replay, batches: SomeBatches, how: str = EXACT) -> str:
+    def difference(self, replay: Replay, batches: Sequence[Any], how: str = EXACT) -> str:
         """Return the first difference, as a clause, or an empty string; the state is restored.
 
         Args:
             replay: The captured step.
-            batches: The batches.
+            batches: One or two batches, of tensors.
             how: What may differ: `EXACT`, `SUMMED` or `COMPILED`.
         """
         trial, before = 0, list[Any]()
-        with undone(self._program), _deterministic(self._device):
+        with undone(self._program), nullcontext() if self._device == "cpu" else repeatable():
             try:
                 for trial in (1, 2):
                     before = [x.detach().clone() if x.numel() == 1 else None for x in self._state]
-                    index = (trial - 1) % batches.count
-                    outcome = self._compare(replay, batches, index, trial - 1, how)
+                    batch = batches[(trial - 1) % len(batches)]
+                    outcome = self._compare(replay, batch, trial - 1, how)
                     _set(self._state, outcome.state.values())
                 trial, counters = 3, self._counters()
-                self._compare_far(replay, batches, how, counters)
+                self._compare_far(replay, batches[-1], how, counters)
                 others = self._other_scalars(before)
                 if others:
                     trial = 4
-                    self._compare_far(replay, batches, how, {**others, **counters})
+                    self._compare_far(replay, batches[-1], how, {**others, **counters})
             except RefusedError as refused:
                 return str(refused)
             except _FailedError as failed:
@@ -173,7 +159,7 @@ class Trials:
         return {i: added for i, added in found.items() if i not in self._counters()}
 
     def _compare_far(
-        self, replay: Replay, batches: SomeBatches, how: str, added: Mapping[int, float]
+        self, replay: Replay, batch: Any, how: str, added: Mapping[int, float]
     ) -> None:
         """Compare a step far from here, or nearer if it fails there.
 
@@ -185,15 +171,13 @@ class Trials:
                 for i, step in added.items():
                     self._state[i].data.fill_(_advanced(self._state[i], step, distance))
                 try:
-                    self._compare(replay, batches, 1 % batches.count, distance, how)
+                    self._compare(replay, batch, distance, how)
                     return
                 except _FailedError:
                     if distance == NEAR:
                         raise
 
-    def _compare(
-        self, replay: Replay, batches: SomeBatches, index: int, number: int, how: str
-    ) -> _Outcome:
+    def _compare(self, replay: Replay, batch: Any, number: int, how: str) -> _Outcome:
         """Run a step both ways, compare all its effects, and return those of the eager one.
 
         Raises:
@@ -201,10 +185,10 @@ class Trials:
         """
 
         def replayed() -> StepResult:
-            return replay(self._state, batches.tensors(index), step_number(number))
+            return replay(self._state, tensors_of(batch), step_number(number))
 
         try:
-            eager = self._outcome(lambda: self._run(batches.batch(index), number))
+            eager = self._outcome(lambda: self._run(batch, number))
         except Exception as error:
             failed = f"it fails when it runs eagerly: {in_one_line(error)}"
             try:
@@ -217,7 +201,7 @@ class Trials:
                 f"it draws from {eager.drawn}, which a captured step would do only once"
             )
         if self._device != "cpu":
-            again = self._outcome(lambda: self._run(batches.batch(index), number))
+            again = self._outcome(lambda: self._run(batch, number))
             self._check_equal(f"run twice on {self._device}", eager, again)
         if how != COMPILED:
             self._check_replay(replayed, eager, how)
@@ -226,7 +210,7 @@ class Trials:
         for seeds in (FEW, MANY):
             try:
                 for seed in seeds:
-                    self._disturb(disturbed, eager, batches.batch(index), number, seed)
+                    self._disturb(disturbed, eager, batch, number, seed)
             except Exception as error:
                 failed = f"it fails from numbers with other last bits: {in_one_line(error)}"
                 raise _DifferentError(failed) from error
@@ -365,14 +349,12 @@ def undone(program: Program) -> Generator[list[tuple[Any, Any]]]:
 
 
 @contextmanager
-def _deterministic(kind: str) -> Generator[None]:
-    """Use deterministic algorithms on a device other than the CPU, where PyTorch has them.
+def repeatable() -> Generator[None]:
+    """Use deterministic algorithms, where PyTorch has them.
 
-    Operations without one run as usual: runs that differ are found by comparing them.
+    Sums then do not depend on the order in which threads finish. Operations without one run as
+    usual: runs that differ are found by comparing them.
     """
-    if kind == "cpu":
-        yield
-        return
     before = torch.are_deterministic_algorithms_enabled()
     only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
     benchmark, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False

@@ -25,9 +25,10 @@ from ...plans import Facts, Plan
 from ...program import Program
 from ...window import Following, Rows, Window, row
 from ..patches import get_device
+from .code import Captured
 from .cuda_graph import CUDA_GRAPH
 from .inductor import INDUCTOR
-from .proof import Captured, Prover
+from .proof import Prover
 from .transfers import SAME_TYPE, in_this_stream, on_accelerator, start_copies
 from .trials import device, step_number, tensors_of
 
@@ -152,7 +153,7 @@ class CaptureExecutor:
             compiler = CUDA_GRAPH if captured.is_graph else compiler
             return Facts(device(), (compiler,), refusal=captured.refusal)
         if self._options.execution == "compiled":  # raises the step's own error if there is one
-            Prover(self._program, self._around).run_and_undo(self._batches(window))
+            Prover(self._program, self._around).run_and_undo(self._batches(window).batch(0))
         return Facts(device(), refusal=f"the step could not be captured: {captured}")
 
     def compile(self, window: Window) -> bool:
@@ -226,7 +227,9 @@ class CaptureExecutor:
                 graphs = self._options.compiler == CUDA_GRAPH
                 compiles = graphs or self._options.compiler == INDUCTOR
                 prover = Prover(self._program, self._around, compiles, graphs)
-                self._captured = self._agreed(prover.capture(self._batches(window)))
+                batches = self._batches(window)
+                two = [batches.batch(i) for i in range(min(2, window.count))]
+                self._captured = self._agreed(prover.capture(two))
             else:
                 self._captured = f"batches have more than {MOST_FORMS} different shapes"
         return self._captured

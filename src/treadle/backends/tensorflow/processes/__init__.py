@@ -1,1 +1,0 @@
-"""TensorFlow on several processes, each of which computes its rows of every batch."""

@@ -1,1 +1,0 @@
-"""PyTorch on several processes, each of which computes its rows of every batch."""

@@ -1,0 +1,51 @@
+"""Moments over the rows of all processes, for BatchNormalization and `keras.ops.moments`."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from .rows import OwnRows, rows, seen
+
+Call = Callable[..., Any]
+
+
+def masked_moments(original: Call, layer: Any, inputs: Any, mask: Any) -> Any:
+    """Compute what BatchNormalization does with a mask, but over the rows of all processes."""
+    axes = [i for i in range(len(inputs.shape)) if i != layer.axis % len(inputs.shape)]
+    mine = None if mask is None else rows_with_moments(inputs, axes)
+    if mine is None:
+        return original(layer, inputs, mask)
+    chosen = ops.broadcast_to(ops.expand_dims(ops.cast(mask, "bool"), -1), inputs.shape)
+    weights = ops.cast(chosen, inputs.dtype)
+    zero = ops.zeros_like(inputs)
+    sums = [ops.sum(ops.where(chosen, inputs, zero), axes), ops.sum(weights, axes)]
+    both = mine.sum(ops.stack(sums))
+    total, number = both[0], both[1] + keras.config.epsilon()
+    mean = total / number
+    shape = [1 if axis in axes else size for axis, size in enumerate(inputs.shape)]
+    squares = ops.square(ops.where(chosen, inputs - ops.reshape(mean, shape), zero))
+    return mean, mine.sum(ops.sum(squares, axes)) / number
+
+
+def rows_with_moments(x: Any, axes: Sequence[int]) -> OwnRows | None:
+    """Return the rows of this process if the moments of a tensor are over rows of the batch."""
+    dimensions = len(x.shape)
+    if dimensions == 0 or 0 not in [axis % dimensions for axis in axes]:
+        return None
+    mine, noted, shape = rows(), seen(), tuple(x.shape)
+    if noted is not None:
+        noted.moments.add(shape)
+    if mine is None:
+        return None
+    whole = mine.whole_shape(shape, mine.seen.moments, "a tensor to compute moments of")
+    return None if whole is None else mine
+
+
+def number_of(x: Any, axes: Sequence[int], mine: OwnRows) -> float:
+    """Return over how many numbers of the whole batch each moment is computed."""
+    number = 1
+    for axis in axes:
+        number *= x.shape[axis]
+    return number * mine.examples / mine.count

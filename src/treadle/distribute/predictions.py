@@ -1,0 +1,184 @@
+"""Predictions of several processes, each of which computes those of its rows of every batch.
+
+They are divided only if that changes nothing: for the first batch of each form, every process
+computes the predictions of the whole batch and of its rows, and compares them. If they differ in
+one process, because examples are combined, random numbers are drawn, or an output has no row for
+each example, all processes compute all of them.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from ..backends.base import Caller
+from ..backends.window import Rows, Window, own_rows
+from ..core import structures
+from ..core.processes import ProcessGroup
+from ..run.predictions import Array, Predictions
+
+MOST_WORDS: Final = 4 << 20
+"""The most numbers of four bytes that processes sum in one message."""
+TOGETHER: Final = 64
+"""The number of batches whose outputs processes exchange together."""
+CLOSE: Final = {2: 2e-2, 4: 1e-4, 8: 1e-4}
+"""By how much floats of so many bytes may differ, relative to the largest one: by rounding."""
+AT: Final = "comparing predictions of rows with those of a batch"
+
+
+class DividedPredictions:
+    """Joins the outputs of batches, of which this process has computed its rows or all.
+
+    Args:
+        group: The processes.
+        total: Returns the sum of an array over all processes.
+        predictions: Joins outputs with the rows of all processes.
+        caller: Returns the compiled function for batches like the given one.
+        known: For each form of batch, its compiled function, and whether predictions of rows equal
+            those of the whole batch; it is updated.
+    """
+
+    def __init__(
+        self,
+        group: ProcessGroup,
+        total: Callable[[Array], Array],
+        predictions: Predictions,
+        caller: Callable[[Any], Caller],
+        known: dict[Any, tuple[Caller, bool]],
+    ) -> None:
+        self._group, self._total, self._predictions = group, total, predictions
+        self._caller, self._known = caller, known
+        # The rows of whole batches that run, and whether their outputs are those of own rows.
+        self._expected: deque[tuple[int, bool]] = deque()
+        self._waiting: list[Any] = []
+
+    def __bool__(self) -> bool:
+        """Return whether any outputs were added."""
+        return bool(self._waiting or self._predictions)
+
+    def own_part(self, window: Window) -> Window:
+        """Return the rows of a window for this process to predict on, or the whole window."""
+        own, caller = self._rows_of(window), self._caller(next(window.views()))
+        known = self._known.get(window.form)
+        # If a Python value of the task has changed, the caller is a new one.
+        if known is None or known[0] is not caller:
+            first = completed(window.split(1)[0], self._group).batch(0)
+            whole = caller.start([first], 0)()
+            try:
+                part = self._caller(own.batch(0)).start([own.batch(0)], 0)()
+            except Exception:  # for so many rows
+                part = None
+            known = caller, self._agree_on_dividing(whole, part, window.examples)
+            self._known[window.form] = known
+        self._expected.extend([(window.examples, known[1])] * window.count)
+        return own if known[1] else completed(window, self._group)
+
+    def add_all(self, batches: Iterable[Any]) -> None:
+        """Add the outputs of the next batches."""
+        for outputs in batches:
+            self._waiting.append(outputs)
+            if len(self._waiting) == TOGETHER:
+                self._complete()
+
+    def joined(self) -> Any:
+        """Return the structure of joined arrays, equal in all processes."""
+        self._complete()
+        return self._predictions.joined()
+
+    def _complete(self) -> None:
+        """Complete the outputs that wait with the rows of other processes."""
+        waiting = [(outputs, *self._expected.popleft()) for outputs in self._waiting]
+        self._waiting = []
+        rows = [
+            self._in_place(np.asarray(x), examples)
+            for outputs, examples, divided in waiting
+            if divided
+            for x in structures.flatten(outputs)
+        ]
+        completed = iter(self._summed(rows) if rows else ())
+        for outputs, _, divided in waiting:
+            if divided:
+                outputs = structures.mapped(lambda _: next(completed), outputs)
+            self._predictions.add(outputs)
+
+    def _in_place(self, own: Array, examples: int) -> Array:
+        """Return an array for the whole batch, with zeros in the rows of others."""
+        first, count = self._place(examples)
+        whole = np.zeros((examples, *own.shape[1:]), own.dtype)
+        whole[first : first + count] = own[:count]  # a process without rows has computed one
+        return whole
+
+    def _summed(self, arrays: Sequence[Array]) -> list[Array]:
+        """Sum arrays over the processes; each byte is nonzero in at most one of them."""
+        raw = [x.reshape(-1).view("uint8") for x in arrays]
+        size = sum(map(len, raw))
+        words = np.concatenate([*raw, np.zeros(-size % 4, "uint8")]).view("int32")
+        for start in range(0, len(words), MOST_WORDS):
+            part = slice(start, start + MOST_WORDS)
+            words[part] = self._total(words[part])
+        parts = np.split(words.view("uint8")[:size], np.cumsum([len(x) for x in raw])[:-1])
+        return [part.view(x.dtype).reshape(x.shape) for part, x in zip(parts, arrays, strict=True)]
+
+    def _place(self, examples: int) -> tuple[int, int]:
+        return own_rows(examples, self._group.rank, self._group.size)
+
+    def _rows_of(self, window: Window) -> Window:
+        """Return the rows of each batch that this process computes; one if it has none."""
+        examples = window.examples
+        first, count = self._place(examples)
+        part = slice(first, first + count) if count else slice(0, 1)
+        if window.rows is not None:
+            rows = window.rows
+            return Window.of_rows(Rows(rows.owner, rows.arrays, rows.indices[:, part]))
+        own = structures.mapped(
+            lambda x: x[:, part] if _has_rows(x, examples) else x, window.batches
+        )
+        return Window(own, window.count, max(count, 1))
+
+    def _agree_on_dividing(self, whole: Any, own: Any, examples: int) -> bool:
+        """Return whether in all processes the predictions of rows equal those of the whole batch.
+
+        Args:
+            whole: The predictions of a batch.
+            own: Those of the rows of this process, or of one row if it has none.
+            examples: The number of rows of the batch.
+        """
+        first, count = self._place(examples)
+        place = slice(first, first + count) if count else slice(0, 1)
+        try:
+            pairs = zip(structures.flatten(whole), structures.aligned(own, whole), strict=True)
+            equal = all([_equal(np.asarray(a), np.asarray(b), examples, place) for a, b in pairs])
+        except (ValueError, TypeError):
+            equal = False
+        return all(self._group.exchange(equal, AT))
+
+
+def completed(window: Window, group: ProcessGroup) -> Window:
+    """Return a window with the rows of all processes, of which each has its own in their places."""
+    if window.shares is None or window.shares.whole:
+        return window
+    first, count = own_rows(window.examples, group.rank, group.size)
+    leaves = structures.flatten(window.batches)
+    received = group.exchange_arrays([x[:, first : first + count] for x in leaves], AT)
+    whole = [np.concatenate(parts, axis=1) for parts in zip(*received, strict=True)]
+    return Window(structures.pack(window.batches, whole), window.count, window.examples)
+
+
+def _equal(whole: Array, own: Array, examples: int, place: slice) -> bool:
+    """Return whether outputs have a row for each example, and rows equal those of the batch."""
+    if whole.ndim == 0 or len(whole) != examples:
+        return False
+    rows = whole[place]
+    if rows.shape != own.shape or rows.dtype != own.dtype:
+        return False
+    if rows.dtype.kind in "biu":
+        return bool((rows == own).all())
+    a, b = rows.astype("float64"), own.astype("float64")
+    size = float(np.nanmax(np.abs(np.where(np.isfinite(a), a, 0)), initial=0))
+    limit = CLOSE.get(rows.itemsize, 1e-4) * size + 1e-7
+    return bool(np.allclose(a, b, rtol=0, atol=limit, equal_nan=True))
+
+
+def _has_rows(x: Array, examples: int) -> bool:
+    return x.ndim > 1 and x.shape[1] == examples

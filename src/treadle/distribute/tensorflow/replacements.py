@@ -1,0 +1,167 @@
+"""What replaces random draws and moments while a process computes its rows of a batch.
+
+Random draws: all processes draw the numbers for the whole batch, from a seed that is equal in all,
+and each takes its rows. Draws that do not depend on the number of rows are equal in all processes.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import tensorflow as tf
+from keras import ops
+from keras.backend import standardize_dtype
+
+from ...backends.tensorflow.patches import INTERNALS
+from ...core.internals import Internal
+from ...core.keras_internals import INTERNALS as KERAS_INTERNALS
+from ...errors import StepError
+from ..dividing.moments import Call, masked_moments, number_of, rows_with_moments
+from ..dividing.rows import OwnRows, applied, rows, seen
+
+
+def of_shape(original: Call, shape: Any, **kwargs: Any) -> Any:
+    """Draw numbers of a shape."""
+    mine, whole = _whole(_static(shape))
+    if mine is None or whole is None:
+        return original(shape=shape, **kwargs)
+    return mine.rows_of(original(shape=list(whole), **kwargs))
+
+
+def with_parameters(**fills: float) -> Call:
+    """Return a function that draws numbers of a shape, with parameters for each number.
+
+    Args:
+        fills: A valid value of each parameter, for the rows of other processes.
+    """
+
+    def draw(original: Call, shape: Any, **kwargs: Any) -> Any:
+        mine, whole = _whole(_static(shape))
+        if mine is None or whole is None:
+            return original(shape=shape, **kwargs)
+        padded = {
+            name: mine.padded(tf.broadcast_to(kwargs[name], shape), value)
+            for name, value in fills.items()
+        }
+        return mine.rows_of(original(shape=list(whole), **{**kwargs, **padded}))
+
+    return draw
+
+
+def of_logits(original: Call, logits: Any, **kwargs: Any) -> Any:
+    """Draw categories, for each row of logits."""
+    logits = ops.convert_to_tensor(logits)
+    mine, whole = _whole(tuple(logits.shape))
+    if mine is None or whole is None:
+        return original(logits=logits, **kwargs)
+    return mine.rows_of(original(logits=mine.padded(logits, 0), **kwargs))
+
+
+def shuffled(original: Call, x: Any, axis: int = 0, seed: Any = None) -> Any:
+    """Shuffle a tensor, unless it has the rows of a batch.
+
+    Raises:
+        StepError: Its elements are rows, of which the new places depend on all others.
+    """
+    mine, whole = _whole((x.shape[axis],))
+    if mine is not None and whole is not None and whole[0] != x.shape[axis]:
+        raise StepError(_TOGETHER.format("keras.random.shuffle", mine.examples))
+    return original(x, axis, seed)
+
+
+_TOGETHER: Final = (
+    "{} draws for the {} rows of a batch together, which several processes cannot divide: draw "
+    "uniform or normal numbers, or train with one process"
+)
+
+
+def refused(original: Call, **kwargs: Any) -> Any:
+    """Reject a draw that several processes cannot divide.
+
+    Raises:
+        StepError: They share a batch.
+    """
+    if rows() is not None:
+        raise StepError(
+            "the step draws with a function of tf.random that several processes cannot divide: "
+            "draw with keras.random, or train with one process"
+        )
+    return original(**kwargs)
+
+
+def moments(
+    original: Call, x: Any, axes: Any, keepdims: bool = False, synchronized: bool = False
+) -> Any:
+    """Compute what `keras.ops.moments` does, but over the rows of all processes.
+
+    The variance is a mean of squared distances from the mean, as `tf.nn.moments` computes it, which
+    needs a second message: a difference of means would lose the digits that they have in common.
+    """
+    x = ops.convert_to_tensor(x)
+    over = [axes] if isinstance(axes, int) else list(axes)
+    mine = rows_with_moments(x, over)
+    if mine is None:
+        return original(x, axes, keepdims, synchronized)
+    dtype = standardize_dtype(x.dtype)
+    x = ops.cast(x, "float32") if dtype in ("float16", "bfloat16") else x
+    number = number_of(x, over, mine)
+    mean = mine.sum(ops.sum(x, over, keepdims=True)) / number
+    variance = mine.sum(ops.sum(ops.square(x - mean), over, keepdims=True)) / number
+    found = [mean, variance]
+    if not keepdims:
+        found = [ops.squeeze(m, tuple(over)) for m in found]
+    if dtype in ("float16", "bfloat16"):
+        limits = tf.float16.min, tf.float16.max
+        found = [ops.cast(tf.clip_by_value(m, *limits), dtype) for m in found]
+    return found[0], found[1]
+
+
+DRAWS: Final[Mapping[str, Call]] = {
+    **dict.fromkeys(
+        (
+            *("StatelessRandomUniformV2", "StatelessRandomNormalV2", "StatelessTruncatedNormalV2"),
+            *("StatelessRandomUniformFullIntV2", "StatelessRandomUniformIntV2"),
+        ),
+        of_shape,
+    ),
+    "StatelessRandomGammaV3": with_parameters(alpha=1),
+    "StatelessRandomBinomial": with_parameters(counts=1, probs=0.5),
+    "StatelessMultinomial": of_logits,
+    "RandomPoissonV2": refused,
+    "RandomShuffle": refused,
+}
+"""What replaces an operation that draws while a step runs."""
+
+REPLACEMENTS: Final[Mapping[Internal, Call]] = {
+    INTERNALS["shuffle"]: shuffled,
+    KERAS_INTERNALS["moments"]: moments,
+    KERAS_INTERNALS["masked_moments"]: masked_moments,
+    KERAS_INTERNALS["apply"]: applied,
+}
+"""What replaces a function of the register."""
+
+
+def _static(shape: Any) -> tuple[int, ...]:
+    """Return a shape as numbers.
+
+    Raises:
+        StepError: It is not known before the step runs.
+    """
+    if isinstance(shape, (list, tuple)):  # of numbers and tensors
+        shape = tf.convert_to_tensor(shape, tf.int32)
+    found = tf.get_static_value(shape)
+    if found is None:
+        raise StepError(
+            "the shape of a random draw depends on values, so that several processes cannot divide "
+            "it: draw for a shape that follows from the shapes of the batch"
+        )
+    return tuple(int(size) for size in found)
+
+
+def _whole(shape: tuple[int, ...]) -> tuple[OwnRows | None, tuple[int, ...] | None]:
+    """Return the rows of this process if it takes them of a draw, and the shape of all of it."""
+    mine, noted = rows(), seen()
+    if noted is not None:
+        noted.draws.add(shape)
+    if mine is None:
+        return None, None
+    return mine, mine.whole_shape(shape, mine.seen.draws, "a random draw")

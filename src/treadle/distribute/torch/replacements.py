@@ -1,0 +1,147 @@
+"""What replaces random draws and moments while a process computes its rows of a batch.
+
+Random draws: all processes draw the numbers for the whole batch, so that their generators stay
+equal, and each takes its rows. Draws that do not depend on the number of rows are equal in all.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from keras import ops
+
+from ...backends.torch.capture.nodes import Kind, aten, is_operator
+from ...backends.torch.patches import TorchDispatchMode
+from ...core.keras_internals import INTERNALS as KERAS_INTERNALS
+from ...errors import StepError
+from ..dividing.moments import Call, masked_moments, number_of, rows_with_moments
+from ..dividing.rows import OwnRows, applied, rows, seen
+
+# Draws whose number of random bits does not depend on their parameters, which may therefore be any
+# in rows of other processes; with the position of the parameters, and a valid value.
+_WITH_PARAMETERS: dict[Any, tuple[int, float]] = {
+    aten.bernoulli.default: (0, 0.5),
+    aten.bernoulli.p: (0, 0.5),
+    aten.multinomial.default: (0, 1.0),
+    aten.normal.Tensor_float: (0, 0.0),
+    aten.normal.float_Tensor: (1, 1.0),
+    aten.native_dropout.default: (0, 1.0),
+    aten.rand_like.default: (0, 0.0),
+    aten.randn_like.default: (0, 0.0),
+    aten.randint_like.default: (0, 0.0),
+    aten.randint_like.low_dtype: (0, 0.0),
+}
+_IN_PLACE = frozenset(
+    {
+        *(aten.bernoulli_.float, aten.normal_.default, aten.uniform_.default),
+        *(aten.exponential_.default, aten.random_.default, aten.random_.to),
+        *(getattr(aten.random_, "from"), aten.log_normal_.default, aten.cauchy_.default),
+    }
+)
+
+
+class Draws(TorchDispatchMode):
+    """Draws for the whole batch, and returns the rows of this process."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run an operator."""
+        kwargs = kwargs or {}
+        if not is_operator(func) or not Kind.of(func).random:
+            return func(*args, **kwargs)
+        mine, noted = rows(), seen()
+        if mine is None and noted is None:
+            return func(*args, **kwargs)
+        shape = _shape_of(func, args, kwargs)
+        if shape is None:  # drops nothing
+            return func(*args, **kwargs)
+        if noted is not None:
+            noted.draws.add(shape)
+        if mine is None:
+            return func(*args, **kwargs)
+        whole = mine.whole_shape(shape, mine.seen.draws, "a random draw")
+        if whole is None or whole == shape:
+            return func(*args, **kwargs)
+        return _drawn(func, args, kwargs, mine, whole)
+
+
+def _shape_of(func: Any, args: Any, kwargs: Any) -> tuple[int, ...] | None:
+    """Return the shape of what an operator draws, or None if it draws nothing."""
+    arguments = func._schema.arguments
+    given = {argument.name: argument.default_value for argument in arguments}
+    given |= dict(zip(given, args, strict=False)) | kwargs
+    if given.get("dropout_p") == 0:
+        return None
+    if "size" in given:
+        return tuple(given["size"])
+    if func in (aten.randperm.default, aten.randperm.generator):
+        return (args[0],)
+    if func in _WITH_PARAMETERS:
+        return tuple(args[_WITH_PARAMETERS[func][0]].shape)
+    return tuple(args[0].shape) if isinstance(args[0], torch.Tensor) else ()
+
+
+def _drawn(func: Any, args: Any, kwargs: Any, mine: OwnRows, whole: tuple[int, ...]) -> Any:
+    """Draw for the whole batch, and return the rows of this process.
+
+    Raises:
+        StepError: The draw of a row depends on what other rows are.
+    """
+    names = [argument.name for argument in func._schema.arguments]
+    if "size" in names:
+        at = names.index("size")
+        return mine.rows_of(func(*args[:at], list(whole), *args[at + 1 :], **kwargs))
+    if func in _IN_PLACE:
+        drawn = func(_empty_like(args[0], whole), *args[1:], **kwargs)
+        return args[0].copy_(mine.rows_of(drawn))
+    if func not in _WITH_PARAMETERS:
+        raise StepError(
+            f"{func} draws for the {mine.examples} rows of a batch together, which several "
+            "processes cannot divide: draw uniform or normal numbers, or train with one process"
+        )
+    at, value = _WITH_PARAMETERS[func]
+    given: Callable[[Any], tuple[Any, ...]] = lambda x: (*args[:at], x, *args[at + 1 :])  # noqa: E731
+    if func is aten.native_dropout.default:
+        scaled, mask = func(*given(args[at].new_ones(whole)), **kwargs)
+        return args[at] * mine.rows_of(scaled), mine.rows_of(mask)
+    return mine.rows_of(func(*given(mine.padded(args[at], value)), **kwargs))
+
+
+def _empty_like(x: Any, shape: tuple[int, ...]) -> Any:
+    """Return an empty tensor of another shape whose axes are in the same order in memory."""
+    order = sorted(range(x.ndim), key=lambda axis: (-x.stride(axis), axis))
+    made = x.new_empty([shape[axis] for axis in order])
+    return made.permute([order.index(axis) for axis in range(x.ndim)])
+
+
+def moments(
+    original: Call, x: Any, axes: Any, keepdims: bool = False, synchronized: bool = False
+) -> Any:
+    """Compute what `keras.ops.moments` does, but over the rows of all processes."""
+    x = ops.convert_to_tensor(x)
+    over = [axes] if isinstance(axes, int) else list(axes)
+    mine = rows_with_moments(x, over)
+    if mine is None:
+        return original(x, axes, keepdims, synchronized)
+    over = [axis % x.ndim for axis in over]
+    dtype = x.dtype
+    x = x.float() if dtype == torch.float16 else x
+    sums = torch.stack([x.sum(over, keepdim=True), x.square().sum(over, keepdim=True)])
+    total = mine.sum(sums) / number_of(x, over, mine)
+    mean = total[0]
+    variance = total[1] - mean.square()
+    if not keepdims:
+        mean, variance = mean.squeeze(over), variance.squeeze(over)
+    if dtype == torch.float16:
+        limits = torch.finfo(dtype)
+        mean, variance = (v.clip(limits.min, limits.max).to(dtype) for v in (mean, variance))
+    return mean, variance
+
+
+REPLACEMENTS: Final = {
+    KERAS_INTERNALS["moments"]: moments,
+    KERAS_INTERNALS["masked_moments"]: masked_moments,
+    KERAS_INTERNALS["apply"]: applied,
+}
+"""What replaces functions of the registers; `Draws` replaces operators."""

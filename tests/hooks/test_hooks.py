@@ -1,0 +1,76 @@
+"""`treadle.hooks`: its defaults, its public names, and what is true of each hook."""
+
+import doctest
+import importlib
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.hook_loop import Loop
+from treadle import hooks
+from treadle.core.hook import Hook
+from treadle.run.services import services_of
+
+MODULES = (
+    *("console", "display", "events", "final", "images", "keras_callbacks", "lines"),
+    *("monitor", "nonfinite", "profiler", "stopping", "tensorboard"),
+)
+
+
+def test_defaults():
+    def names(found):
+        return [type(hook).__name__ for hook in found]
+
+    everything = ["Console", "Images", "JSONLines", "CSV", "FinalModel", "NonFinite"]
+    everything += ["LearningCurve", "Checkpoint"]
+    assert names(hooks.defaults(Path("runs"), quiet=False)) == everything
+    assert names(hooks.defaults(Path("runs"), quiet=True)) == everything[1:]
+    assert names(hooks.defaults(None, quiet=True)) == ["NonFinite"]
+
+
+def test_a_hook_replaces_the_default_one_that_it_is_derived_from(tmp_path):
+    class Own(hooks.Checkpoint):
+        """Two that write into one folder would be in one another's way."""
+
+    class Other(hooks.CSV):
+        pass
+
+    given = [Own(every="5 steps"), Other(tmp_path / "other.csv")]
+    kinds = [type(hook) for hook in services_of(given, tmp_path, console=False).hooks._hooks]
+    assert hooks.Checkpoint not in kinds and hooks.CSV not in kinds
+    assert {hooks.JSONLines, hooks.FinalModel, Own, Other} <= {*kinds}
+
+
+def test_public_names_are_there():
+    for name in hooks.__all__:
+        assert name in dir(hooks)
+        assert issubclass(getattr(hooks, name), Hook)
+    with pytest.raises(AttributeError, match=r"module 'treadle.hooks' has no attribute 'Consol'"):
+        _ = hooks.Consol
+
+
+def test_importing_the_package_imports_neither_keras_nor_rich():
+    code = "import sys, treadle.hooks; print({'keras', 'rich', 'matplotlib'} & {*sys.modules})"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "set()\n"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = doctest.testmod(importlib.import_module(f"treadle.hooks.{name}"))
+    assert result.attempted and not result.failed
+
+
+def test_hooks_that_were_never_started_can_end(tmp_path):
+    optional = {name for name in ("MLflow", "Wandb") if find_spec(name.lower()) is None}
+    for name in sorted({*hooks.__all__} - optional):
+        arguments = [[]] if name == "KerasCallbacks" else []
+        getattr(hooks, name)(*arguments).end(Loop(), ValueError())
+    loop = Loop(tmp_path)
+    loop.window(hooks.JSONLines(), loss=[1.0])
+    loop.record(hooks.CSV(), "epoch", loss=1.0)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,169 @@
+"""Trials that train in this process."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import keras
+import pytest
+
+import treadle
+from tests.tune_searches import Line, apart, quick  # noqa: F401
+from treadle import Choice, Range
+from treadle.errors import CheckpointError, DataError, DirectoryError
+from treadle.tuning.orders import Order
+from treadle.tuning.study import Study
+
+
+def log_of(directory):
+    lines = (Path(directory) / "log.jsonl").read_text().splitlines()
+    return [found for line in lines if "kind" in (found := json.loads(line))]
+
+
+@pytest.mark.long
+def test_tune_finds_better_settings_and_goes_on(tmp_path):
+    ended = []
+    found = treadle.tune(
+        Line, trials=3, fixed={"fails": ""}, directory="there", on_trial_end=ended.append
+    )
+    assert tuple(ended) == found.trials and len(ended) == 3 and not found.before
+    first = found.trials[0]
+    assert first.parameters == {"rate": 0.01} and first.ended == "complete" and first.reports == 3
+    assert found.value == min(trial.value for trial in ended) < first.value
+    assert found.parameters == dict(found.best.parameters) and found.command is None
+    # A trial is a run: its value is the last that its log holds.
+    [*_, last] = log_of(found.best.directory)
+    assert last["val_loss"] == found.value and last["epoch"] == 3
+    again = treadle.tune(
+        Line, trials=3, fixed={"fails": ""}, directory="there", on_trial_end=ended.append
+    )
+    assert again.before and again.trials == found.trials and len(ended) == 3
+    more = treadle.tune(
+        Line, trials=4, fixed={"fails": ""}, directory="there", on_trial_end=ended.append
+    )
+    assert not more.before and more.trials[:3] == found.trials and len(ended) == 4
+    assert json.loads(json.dumps(more.facts()))["best"]["value"] == more.value
+
+
+def test_equal_seeds_give_equal_trials():
+    asked = {"trials": 2, "fixed": {"fails": ""}, "epochs": 1, "monitor": "loss"}
+    one, two = (treadle.tune(Line, seed=3, **asked) for _ in range(2))
+    assert [t.value for t in one.trials] == [t.value for t in two.trials]
+    assert [t.parameters for t in one.trials] == [t.parameters for t in two.trials]
+    assert one.direction == "min" and one.directory is None
+
+
+@pytest.mark.long
+def test_a_trial_that_was_interrupted_goes_on(tmp_path, monkeypatch):
+    class Cut(BaseException):
+        pass
+
+    def asked():
+        return treadle.tune(Line, trials=2, fixed={"fails": ""}, directory="there", epochs=4)
+
+    report = Study.report
+    with monkeypatch.context() as patched:
+
+        def cut(self, number, at, value):
+            if (number, at) == (1, 2):
+                raise Cut
+            return report(self, number, at, value)
+
+        patched.setattr(Study, "report", cut)
+        with pytest.raises(Cut):
+            asked()
+    assert [line["epoch"] for line in log_of("there/trials/0001")][-1] == 3
+    found = asked()
+    monkeypatch.chdir(tmp_path.parent)
+    alone = treadle.tune(Line, trials=2, fixed={"fails": ""}, epochs=4)
+    assert [(t.value, t.reports, t.ended) for t in found.trials] == [
+        (t.value, t.reports, t.ended) for t in alone.trials
+    ]
+
+
+def test_errors_and_nan_are_results():
+    kinds = {"fails": Choice("", "made", "nan"), "rate": Range(0.1, 0.2)}
+    found = treadle.tune(Line, trials=6, search=kinds, epochs=1, seed=2)
+    ended = {trial.parameters["fails"]: trial for trial in found.trials}
+    assert ended[""].ended == "complete" and ended[""].error is None
+    assert (ended["made"].ended, ended["made"].value) == ("failed", None)
+    assert ended["made"].error == "KeyError: 'my own mistake'"
+    assert (ended["nan"].ended, ended["nan"].value) == ("diverged", None)
+    assert found.parameters["fails"] == ""
+
+
+def order(directory, **more):
+    asked = {"settings": {}, "lasts": {}, "monitor": "val_loss", "direction": "min", **more}
+    return Order(number=0, task="Line", directory=str(directory), **asked)
+
+
+def made(**settings):
+    from treadle.recipes._loading import Made
+    from treadle.tuning.trial import TrialTask
+
+    keras.backend.clear_session()
+    treadle.setup(seed=0)
+    return TrialTask(Made(Line(**settings), None))
+
+
+def test_a_trial_is_ended_where_that_is_the_answer(tmp_path):
+    from treadle.tuning.trial import tried
+
+    reports = []
+
+    def report(at, value):
+        reports.append((at, value))
+        return at == 1
+
+    outcome = tried(order(tmp_path, lasts={"epochs": 5}), made, report)
+    assert (outcome.ended, outcome.seed, outcome.error) == ("pruned", 0, None)
+    assert [at for at, _ in reports] == [0, 1] and outcome.value == reports[1][1]
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert run["progress"]["epoch"] == 2 and run["finished"]
+    assert run["reason"] == f"pruned: val_loss was {outcome.value:.6g}, and others were better"
+    # If the process that would report it is gone, it is found in the directory.
+    outcome = tried(order(tmp_path, lasts={"epochs": 5}), made, pytest.fail)
+    assert outcome.ended == "pruned"
+
+
+@pytest.mark.parametrize(
+    ("error", "stops"),
+    [
+        (DirectoryError("locked"), "DirectoryError"),
+        (CheckpointError("disk full"), "CheckpointError"),
+        (DataError("no batch"), "DataError"),
+        (ValueError("no"), None),
+    ],
+)
+def test_which_errors_other_settings_would_meet_as_well(tmp_path, error, stops):
+    from treadle.tuning.trial import tried
+
+    def fail():
+        raise error
+
+    outcome = tried(order(tmp_path), fail, pytest.fail)
+    assert (outcome.ended, outcome.stops) == ("failed", stops)
+    assert outcome.error == f"{type(error).__name__}: {error}"
+
+
+def test_a_trial_may_be_judged_by_what_a_hook_logs(tmp_path):
+    from treadle.tuning.trial import TrialTask, tried
+
+    class Told(Line):
+        def hooks(self):
+            return [treadle.every("2 steps", self.told)]
+
+        def told(self, loop):
+            return {"return": loop.progress.step, "note": "a text"}
+
+    def subject():
+        task = Told()
+        return TrialTask(replace(made().made, task=task))
+
+    reports = []
+    asked = order(None, monitor="return", direction="max", lasts={"steps": 5})
+    asked = replace(asked, directory=None)
+    outcome = tried(asked, subject, lambda at, value: reports.append((at, value)))
+    assert reports == [(0, 2.0), (1, 4.0)] and outcome.error is None
+    assert (outcome.ended, outcome.value) == ("complete", 4.0)
+    assert "Line.train_step" in " ".join(outcome.code)
