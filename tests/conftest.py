@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import selection
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell ignores it in background jobs
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -22,7 +24,7 @@ os.environ["TREADLE_COMPILE_CACHE"] = "off"  # tests write nothing into the user
 
 def pytest_addoption(parser):
     """Add `--all`, `--every-backend` and `--accelerator`."""
-    parser.addoption("--all", action="store_true", help="run tests marked `long` as well")
+    parser.addoption("--all", action="store_true", help="run long tests as well")
     parser.addoption(
         "--every-backend",
         action="store_true",
@@ -82,8 +84,11 @@ def pytest_collection_modifyitems(config, items):
         everywhere = item.get_closest_marker("every_backend")
         return once and not everywhere and item.get_closest_marker("any_backend")
 
+    slow = set() if config.option.all else selection.long(backend or "")
     for item in items:
         _skip_by_device(config, item)
+        if item.nodeid in slow:
+            item.add_marker("long")
     out = [item for item in items if is_left_out(item)]
     if out:
         config.hook.pytest_deselected(items=out)
@@ -99,6 +104,14 @@ def collects_little():
     """
     gc.collect()
     gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Print the time of processes that no parent counts: `scripts/test` adds it to its own."""
+    from tests.forked import processor_seconds
+
+    if seconds := processor_seconds():
+        terminalreporter.write_line(f"forked processes: {seconds:.0f} processor seconds")
 
 
 @pytest.fixture

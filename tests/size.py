@@ -25,31 +25,31 @@ GROUP = {"process_group", "is_chief", "on_chief", "require_equal"}
 BACKENDS = ("jax", "torch", "tensorflow")
 LONG = 60
 
-# The most that each count may be; a change that needs more must say why, one that needs less
-# lowers its limit.
+# Budgets: about 3 % above what was counted when a limit was set, so that changes can be merged that
+# add a function each. A change that exceeds one says why; one that lowers a count lowers its limit.
 LIMITS = {
-    "lines without doctor/preflight": 63_100,
-    "lines": 70_300,
-    "lines of code": 44_900,
+    "lines without doctor/preflight": 64_900,
+    "lines": 72_400,
+    "lines of code": 46_000,
     "files": 410,
     "files outside distribute/ that use a group of processes": 29,
-    "names in treadle": 50,
+    "names in treadle": 52,
     "modules in treadle": 9,
-    "members of Loop": 39,
-    "functions above 60 lines": 23,
+    "members of Loop": 40,
+    "functions above 60 lines": 21,
 }
 LEAST = {"docstring lines for each line of code": 0.33}
 LIMITS_OF_RUNS = {
-    "functions of a steady window": {"jax": 122, "torch": 113, "tensorflow": 100},
-    "files of a steady window": {"jax": 31, "torch": 31, "tensorflow": 29},
-    "functions of loop.save()": {"jax": 206, "torch": 195, "tensorflow": 196},
+    "functions of a steady window": {"jax": 126, "torch": 116, "tensorflow": 103},
+    "files of a steady window": {"jax": 32, "torch": 32, "tensorflow": 30},
+    "functions of loop.save()": {"jax": 212, "torch": 201, "tensorflow": 202},
     "functions of resuming until the first window": {
-        "jax": 1090,
-        "torch": 1190,
-        "tensorflow": 1050,
+        "jax": 1123,
+        "torch": 1226,
+        "tensorflow": 1082,
     },
-    "classes reachable from Loop that outlive a window": {"jax": 50, "torch": 50, "tensorflow": 50},
-    "their attributes": {"jax": 380, "torch": 380, "tensorflow": 380},
+    "classes reachable from Loop that outlive a window": {"jax": 52, "torch": 52, "tensorflow": 52},
+    "their attributes": {"jax": 391, "torch": 391, "tensorflow": 391},
 }
 
 

@@ -1,7 +1,7 @@
 """Flags with which XLA compiles in about half of the time.
 
-`scripts/test` sets them without `--all`. With it, XLA optimizes fully, since optimizations decide
-about every bit; processes whose results are compared within rounding, or only shown, need none.
+`scripts/test` sets them, except with `--all` for the tests of equal bits, of which optimizations
+decide; processes whose results are compared within rounding, or only shown, need none.
 """
 
 import os
@@ -18,3 +18,8 @@ def less_optimized() -> dict[str, str]:
     flags = os.environ.get("XLA_FLAGS", "")
     # Once: forks of processes with equal flags come from one server, which imports Keras once.
     return {"XLA_FLAGS": flags if LESS_OPTIMIZED in flags else f"{LESS_OPTIMIZED} {flags}".strip()}
+
+
+def fully_optimized() -> str:
+    """Return the flags that are set, without these."""
+    return os.environ.get("XLA_FLAGS", "").replace(LESS_OPTIMIZED, "").strip()
