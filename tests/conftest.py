@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import selection
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell ignores it in background jobs
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -22,7 +24,7 @@ os.environ["TREADLE_COMPILE_CACHE"] = "off"  # tests write nothing into the user
 
 def pytest_addoption(parser):
     """Add `--all` and `--accelerator`."""
-    parser.addoption("--all", action="store_true", help="run tests marked `long` as well")
+    parser.addoption("--all", action="store_true", help="run long tests as well")
     parser.addoption(
         "--accelerator",
         action="store_true",
@@ -75,6 +77,10 @@ def pytest_collection_modifyitems(config, items):
     """
     if config.option.all:
         return
+    slow = selection.long(os.environ.get("KERAS_BACKEND", ""))
+    for item in items:
+        if item.nodeid in slow:
+            item.add_marker("long")
     out = [item for item in items if item.get_closest_marker("long")]
     if out:
         config.hook.pytest_deselected(items=out)

@@ -27,34 +27,34 @@ GROUP = {"process_group", "is_chief"}
 BACKENDS = ("jax", "torch", "tensorflow")
 LONG = 60
 
-# The most that each count may be; a change that needs more must say why, one that needs less
-# lowers its limit.
+# Budgets: about 3 % above what was counted when a limit was set, so that changes can be merged that
+# add a function each. A change that exceeds one says why; one that lowers a count lowers its limit.
 LIMITS = {
-    "lines": 69_915,
-    "lines of code": 43_426,
-    "files": 364,
+    "lines": 72_000,
+    "lines of code": 44_700,
+    "files": 375,
     "files outside distribute/ that use a group of processes": 10,
-    "names in treadle": 40,
+    "names in treadle": 41,
     "modules in treadle": 9,
-    "members of Loop": 22,
-    "functions above 60 lines": 5,
-    "private names of Keras and the frameworks": 85,
+    "members of Loop": 23,
+    "functions above 60 lines": 6,
+    "private names of Keras and the frameworks": 88,
     "private names that nothing works without": 20,
-    "lines of doctor/": 5_281,  # the aim is 5,000
-    "numeric literals of doctor/ (0 and 1 aside)": 90,
+    "lines of doctor/": 5_440,  # the aim is 5,000
+    "numeric literals of doctor/ (0 and 1 aside)": 93,
 }
 LEAST = {"docstring lines for each line of code": 0.33}
 LIMITS_OF_RUNS = {
-    "functions of a steady window": {"jax": 119, "torch": 111, "tensorflow": 97},
-    "files of a steady window": {"jax": 31, "torch": 32, "tensorflow": 29},
-    "functions of loop.save()": {"jax": 209, "torch": 199, "tensorflow": 198},
+    "functions of a steady window": {"jax": 123, "torch": 114, "tensorflow": 100},
+    "files of a steady window": {"jax": 32, "torch": 33, "tensorflow": 30},
+    "functions of loop.save()": {"jax": 215, "torch": 205, "tensorflow": 204},
     "functions of resuming until the first window": {
-        "jax": 1109,
-        "torch": 1203,
-        "tensorflow": 1070,
+        "jax": 1142,
+        "torch": 1239,
+        "tensorflow": 1102,
     },
-    "classes reachable from Loop that outlive a window": {"jax": 50, "torch": 50, "tensorflow": 50},
-    "their attributes": {"jax": 380, "torch": 380, "tensorflow": 380},
+    "classes reachable from Loop that outlive a window": {"jax": 52, "torch": 52, "tensorflow": 52},
+    "their attributes": {"jax": 391, "torch": 391, "tensorflow": 391},
 }
 
 
