@@ -1,4 +1,4 @@
-"""Compare the names of Keras that the library uses with versions of it: a part of scripts/test --all.
+"""Compare the names of Keras that the library uses with versions of it: `scripts/test --all`.
 
 Two kinds of names: the entries and the attributes of the registers of private names, and the public
 names and keyword arguments that the sources use. Nothing is imported but the register's own
