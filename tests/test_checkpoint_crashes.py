@@ -9,6 +9,7 @@ from contextlib import suppress
 import pytest
 
 from tests.faults import Crash, Dies, Disk, Quick, Recording, checkpoint, read, same
+from tests.waiting import WATCHDOG
 from treadle.checkpoint import Checkpoints
 from treadle.errors import CheckpointError
 
@@ -134,7 +135,7 @@ for told in run(Checkpoints(Path(sys.argv[1]) / "checkpoints", system=Exits(), *
 def check_exit(folder, at):
     """The same with a process of its own, which really ends."""
     command = [sys.executable, "-c", PROCESS, str(folder), str(at)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG)
     assert done.returncode == 9, done.stderr
     told = done.stdout.split()
     position = check_after(folder, int(told[-1]) if told else -1, OPTIONS)

@@ -14,6 +14,7 @@ import pytest
 from tests.faults import Quick, checkpoint, same
 from tests.faults import path_of as path_at
 from tests.forging import CASES
+from tests.waiting import WATCHDOG
 from treadle.checkpoint import Checkpoints
 from treadle.errors import CheckpointError
 
@@ -247,7 +248,7 @@ def malice(tmp_path_factory):
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=WATCHDOG,
     )
     assert done.returncode == 0, done.stderr
     yield folder, *json.loads(done.stdout)

@@ -18,6 +18,7 @@ from tests.browser import Browser
 from tests.cli_runs import treadle
 from tests.report_directories import data_in, log_of, write_health, write_run
 from tests.test_report import EVIL, evil_run, long_run
+from tests.waiting import WATCHDOG
 from treadle.errors import ConfigurationError
 from treadle.report import server as serving
 from treadle.report.page import write
@@ -85,7 +86,7 @@ def served(*roots):
 
 
 def ask(server, path="/", host=None, method="GET"):
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=WATCHDOG)
     connection.request(method, path, headers={"Host": host or f"localhost:{server.server_port}"})
     answer = connection.getresponse()
     return answer.status, answer.read().decode(), dict(answer.getheaders())
@@ -153,9 +154,9 @@ def test_serve_ends_with_an_interrupt():
     try:
         line = process.stdout.readline()
         address = line.split()[1]
-        assert urllib.request.urlopen(address, timeout=10).status == 200
+        assert urllib.request.urlopen(address, timeout=WATCHDOG).status == 200
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=WATCHDOG)
     finally:
         process.kill()
     assert process.returncode == 0 and "the server has ended" in errors

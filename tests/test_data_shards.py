@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.waiting import WATCHDOG
 from treadle.core import exchanged_arrays
 from treadle.core.identity import SHARDED, source_facts
 from treadle.data import groups, limited, sharded, shards, zipped
@@ -23,7 +24,8 @@ from treadle.run import resume
 @pytest.fixture
 def in_two(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], Any]], list[Any]]:
     """Calls a function of the rank in two threads, each of which stands for a process."""
-    of_thread, barrier, values = threading.local(), threading.Barrier(2, timeout=20), [None, None]
+    of_thread, values = threading.local(), [None, None]
+    barrier = threading.Barrier(2, timeout=WATCHDOG)
 
     def exchange(value: Any, at: str) -> list[Any]:
         values[of_thread.rank] = value
