@@ -1,18 +1,17 @@
 """`treadle certify --workers`: compares training in several processes with training in one."""
 
 import re
-import signal
 import subprocess
 import sys
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from ..core.directory import LOG, read_run
-from ..errors import Terminated
+from ..core.signals import handled_signals
 
 DEFAULT_STEPS: Final = 16
 # By how much values may differ, relative to the largest of an array if that exceeds 1: as between
@@ -113,7 +112,7 @@ def _error_of(command: Sequence[str]) -> str:
         KeyboardInterrupt, Terminated: If a signal was received. The command has been ended.
     """
     with (
-        _terminating(),
+        handled_signals() as request,
         subprocess.Popen(
             [sys.executable, "-m", "treadle", *command],
             stdin=subprocess.DEVNULL,
@@ -123,6 +122,10 @@ def _error_of(command: Sequence[str]) -> str:
         ) as process,
     ):
         try:
+            # Raised while the process started, an exception would have left it running.
+            request.over = True
+            if request.signal is not None:
+                raise request.error()
             _, printed = process.communicate()
         except BaseException:
             _end(process)
@@ -157,20 +160,6 @@ def _end(process: "subprocess.Popen[str]") -> None:
             process.communicate(timeout=PATIENCE)
             return
     process.kill()
-
-
-@contextmanager
-def _terminating() -> Generator[None]:
-    """Raise `Terminated` at SIGTERM inside the block, in place of ending at once."""
-
-    def end(number: int, frame: object) -> None:
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _values(directory: Path) -> dict[str, Any]:
