@@ -34,6 +34,7 @@ GRACE_SECONDS: Final = 10.0
 """How long a process may go on after another one has failed; it may be in a collective operation
 that never returns."""
 MESSAGE_SECONDS: Final = 0.5
+"""How long an error waits for the message of another process that explains it."""
 WARN_SECONDS: Final = 30.0
 MOST_SECONDS: Final = 600.0
 """How long a process waits for another one in an exchange; a warning comes before."""
@@ -137,9 +138,7 @@ class Channel:
         """
         if self.failed and self._failure is None:
             return  # the others know
-        end = time.monotonic() + MESSAGE_SECONDS
-        while self._failure is None and time.monotonic() < end:
-            time.sleep(0.02)
+        self._wait_for_failure()
         if self._failure is not None:
             raise ProcessError(self._failure) from error
         self.failed = True
@@ -153,6 +152,12 @@ class Channel:
                 self._send(other, {"kind": "left", "rank": self.rank})
             with suppress(OSError):
                 link.shutdown(socket.SHUT_WR)
+
+    def _wait_for_failure(self) -> None:
+        """Wait a moment for the message, or the end of a connection, that explains an error."""
+        end = time.monotonic() + MESSAGE_SECONDS
+        while self._failure is None and time.monotonic() < end:
+            time.sleep(0.02)
 
     def _send(self, other: int, message: Mapping[str, Any]) -> None:
         data = json.dumps(message).encode()
@@ -193,9 +198,8 @@ class Channel:
             return message
 
     def _error(self, other: int) -> ProcessError:
-        if self._failure is None:  # the thread that listens may not have noticed yet
-            self._received[other].put(None)
-            time.sleep(0.1)
+        self._received[other].put(None)
+        self._wait_for_failure()  # the thread that listens may not have noticed yet
         return ProcessError(self._failure or _ended(other))
 
     def _listen(self, other: int) -> None:
