@@ -1,12 +1,13 @@
 """Hooks that send a run to a tracker: what is sent, once, and that training never waits."""
 
 import json
-import time
+import threading
 
 import numpy as np
 import pytest
 
 from tests.hook_loop import Loop
+from tests.waiting import WATCHDOG, until
 from treadle.core.images import Image
 from treadle.core.logs import StepLogs
 from treadle.errors import ConfigurationError, TreadleWarning
@@ -19,16 +20,18 @@ pytestmark = pytest.mark.any_backend
 
 
 class Server:
-    """A tracker in memory, which may be unreachable or slow."""
+    """A tracker in memory, which may be unreachable, or not answer until `answers` is set."""
 
     keeps_last_step = False
     arrived = None
 
-    def __init__(self, fails=0, seconds=0.0):
-        self.fails, self.seconds, self.says = fails, seconds, None
+    def __init__(self, fails=0):
+        self.fails, self.says, self.answers = fails, None, threading.Event()
+        self.answers.set()
         self.values, self.runs, self.files, self.statuses, self.settings = [], [], [], [], {}
 
     def open(self, run, settings):
+        assert self.answers.wait(WATCHDOG)
         if self.fails:
             self.fails -= 1
             raise ConnectionError("refused")
@@ -40,7 +43,7 @@ class Server:
         return self.arrived or sent
 
     def send(self, values):
-        time.sleep(self.seconds)
+        assert self.answers.wait(WATCHDOG)
         self.values += values
 
     def upload(self, directory, files):
@@ -54,7 +57,7 @@ class Server:
 
 
 class Tracked(Tracker):
-    def __init__(self, server, upload=True, wait=5.0):
+    def __init__(self, server, upload=True, wait=WATCHDOG):
         super().__init__("json", upload, wait)  # a package that is always there
         self.server = server
 
@@ -206,11 +209,13 @@ def test_an_unreachable_tracker_is_tried_again(begun):
 
 
 def test_what_was_not_sent_is_logged_and_training_does_not_wait(begun):
-    hook, loop = begun(Server(fails=10**9), wait=0.2)
-    started = time.monotonic()
-    for _ in range(200):
+    server = Server(fails=10**9)
+    server.answers.clear()
+    hook, loop = begun(server, wait=0.2)
+    for _ in range(200):  # the tracker answers only after them
         loop.window(hook, loss=np.zeros(100))
-    assert time.monotonic() - started < 5
+    server.answers.set()
+    until(lambda: server.fails <= 10**9 - 2, "a second attempt")  # the first has failed
     hook.end(loop, None)
     (warning,) = loop.warnings
     assert warning.startswith("Tracked: 20,000 steps and records of steps 1 to 20,000 were not")
@@ -222,11 +227,14 @@ def test_what_was_not_sent_is_logged_and_training_does_not_wait(begun):
 
 def test_a_full_queue_drops_values_and_the_log_says_how_many(begun, monkeypatch):
     monkeypatch.setattr(tracking_sender, "MOST_VALUES", 100)
-    hook, loop = begun(Server(seconds=0.5), wait=0.0)
+    server = Server()
+    server.answers.clear()
+    hook, loop = begun(server, wait=0.0)
     loop.window(hook, loss=np.zeros(500))
     hook.end(loop, None)
     (warning,) = loop.warnings
     assert "500 were not sent, because the tracker was too slow" in warning
+    server.answers.set()
 
 
 @pytest.mark.parametrize(
