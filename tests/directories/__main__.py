@@ -5,7 +5,7 @@
 
 Each case damages one file or folder of a run directory by chance and runs a command on it. The
 command must either end with the results of the undamaged run, or with one sentence that names the
-file: without a traceback, within 5 seconds and 1 GiB, and without a change outside the directory.
+file: without a traceback, within a minute and 1 GiB, and without a change outside the directory.
 
 A loss of power drops, cuts or fills with zeros what a run has not synced at one of its operations
 on files. The run that resumes must end with the files of an uninterrupted run, except for times.
