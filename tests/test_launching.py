@@ -190,7 +190,9 @@ def test_each_process_knows_its_place_and_gets_the_arguments(
         "import os, sys\n"
         "from treadle.distribute import found_place\n"
         "place = found_place()\n"
-        "print(place, sys.argv[1:], os.environ['OMP_NUM_THREADS'].isdigit())\n"
+        # In one piece, also where PYTHONUNBUFFERED is set: both write into one pipe.
+        "shown = [place, sys.argv[1:], os.environ['OMP_NUM_THREADS'].isdigit()]\n"
+        "sys.stdout.write(' '.join(map(str, shown)) + '\\n')\n"
     )
     done = launched(tmp_path, script, "--workers", "2")
     assert done.returncode == 0, done.stderr
