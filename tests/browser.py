@@ -10,6 +10,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.waiting import WATCHDOG
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 WHY = f"needs a browser: none of {', '.join(NAMES)} is installed"
 
@@ -78,7 +80,7 @@ class Browser:
             message["sessionId"] = self._session
         os.write(self._write, json.dumps(message).encode() + b"\0")
         while True:
-            answer = self._next(60)
+            answer = self._next(WATCHDOG)
             if answer.get("id") == self._number:
                 if "error" in answer:
                     raise RuntimeError(f"{method}: {answer['error']}")
@@ -104,7 +106,7 @@ class Browser:
         twice = "requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 60)))"
         self.evaluate(f"new Promise(done => {twice})")
 
-    def wait(self, condition, seconds=20):
+    def wait(self, condition, seconds=WATCHDOG):
         """Wait until a JavaScript expression holds."""
         end = time.monotonic() + seconds
         while not self.evaluate(condition):

@@ -10,6 +10,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
+from tests.waiting import WATCHDOG
 from treadle import checkpoint as files
 from treadle.checkpoint import Checkpoint
 from treadle.core.folder import FileSystem, Folder
@@ -116,7 +117,7 @@ class Gated(Quick):
     def before(self, operation, *arguments):
         if operation is append:
             self.reached.set()
-            assert self.gate.wait(30)
+            assert self.gate.wait(WATCHDOG)
 
 
 class Recording(Quick):

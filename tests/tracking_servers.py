@@ -15,12 +15,12 @@ import urllib.request
 
 import pytest
 
-pytestmark = pytest.mark.timeout(1500)  # several processes, each of which imports PyTorch
+pytestmark = pytest.mark.timeout(7200)  # several processes, each of which imports PyTorch
 
 STEPS, EVERY, KILLED = 300, 20, (33, 150, 151, 275)  # steps, a checkpoint each, where a run dies
 
 
-def train(directory, kind, place, kill=0, pause=0.02, wait=240.0):
+def train(directory, kind, place, kill=0, pause=0.02, wait=1200.0):
     """Train digits for 300 steps with a tracker; at step `kill`, the process kills itself."""
     import keras
 
@@ -62,19 +62,18 @@ def train(directory, kind, place, kill=0, pause=0.02, wait=240.0):
 
 
 def process(*arguments):
-    """Run `train` in a process of its own, and return its exit status, its output and seconds."""
-    started = time.monotonic()
+    """Run `train` in a process of its own, and return its exit status and its output."""
     run = [sys.executable, "-m", "tests.tracking_servers", json.dumps(arguments)]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=300)
-    return done.returncode, done.stdout + done.stderr, time.monotonic() - started
+    done = subprocess.run(run, capture_output=True, text=True, timeout=1800)
+    return done.returncode, done.stdout + done.stderr
 
 
 def killed_and_resumed(directory, kind, place):
     """Train with several kills; the run before each one goes on from its last checkpoint."""
     for kill in KILLED:
-        status, text, _ = process(str(directory), kind, place, kill)
+        status, text = process(str(directory), kind, place, kill)
         assert status == -signal.SIGKILL, text
-    status, text, _ = process(str(directory), kind, place)
+    status, text = process(str(directory), kind, place)
     assert status == 0, text
 
 
@@ -116,7 +115,7 @@ class Server:
         for _ in range(600):
             time.sleep(0.5)
             try:
-                urllib.request.urlopen(f"{self.uri}/health", timeout=1).close()
+                urllib.request.urlopen(f"{self.uri}/health", timeout=60).close()
                 return
             except OSError:
                 assert self.process.poll() is None, (self.folder / "server.log").read_text()
@@ -197,7 +196,7 @@ def test_training_does_not_wait_for_a_server_that_never_answers(tmp_path):
         silent.bind(("127.0.0.1", 0))
         silent.listen(100)
         place = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        status, text, _ = process(str(tmp_path / "silent"), "mlflow", place, 0, 0, 1.0)
+        status, text = process(str(tmp_path / "silent"), "mlflow", place, 0, 0, 1.0)
     assert status == 0, text
     assert len(logged(tmp_path / "silent")) == STEPS
     assert "MLflow: " in text and "were not sent" in (tmp_path / "silent/log.jsonl").read_text()

@@ -9,6 +9,7 @@ from contextlib import suppress
 import pytest
 
 from tests.faults import Crash, Dies, Disk, Quick, Recording, checkpoint, read, same
+from tests.waiting import WATCHDOG
 from treadle.checkpoint import Checkpoints
 from treadle.errors import CheckpointError
 
@@ -152,7 +153,7 @@ for at in map(int, sys.argv[2:]):
 def check_exits(folder, chosen):
     """The same with processes that really end, forks of one that has imported Treadle."""
     command = [sys.executable, "-c", PROCESSES, str(folder), *map(str, chosen)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG)
     assert done.returncode == 0, done.stderr
     told = {int(at): int(position) for at, position in map(str.split, done.stdout.splitlines())}
     for at in chosen:

@@ -22,6 +22,7 @@ from tests.faults import (
     same,
     write,
 )
+from tests.waiting import WATCHDOG
 from treadle.checkpoint import Checkpoint, Checkpoints, LeftoverError
 from treadle.checkpoint.format import digest_line
 from treadle.core.progress import Progress
@@ -220,7 +221,7 @@ def test_one_save_is_in_flight(tmp_path):
     files = Gated()
     checkpoints = Checkpoints(tmp_path / "a", system=files)
     assert checkpoints.save(checkpoint(1))
-    assert files.reached.wait(30)
+    assert files.reached.wait(WATCHDOG)
     assert checkpoints.busy and checkpoints.committed is None
     assert not checkpoints.save(checkpoint(2))
     checkpoints.check()  # nothing has gone wrong
@@ -237,7 +238,7 @@ def test_a_slow_disk_holds_no_more_than_one_state(tmp_path):
     alive = [weakref.ref(state["a"]) for state in states]
     handed = [checkpoints.save(Checkpoint(Progress(n), s)) for n, s in enumerate(states)]
     assert handed == [True, False, False]
-    assert files.reached.wait(30)
+    assert files.reached.wait(WATCHDOG)
     states.clear()
     gc.collect()
     assert [ref() is not None for ref in alive] == [True, False, False]
@@ -254,7 +255,7 @@ def test_the_state_of_hooks_is_saved_as_it_was_at_the_call(tmp_path):
     handed = Checkpoint(Progress(1), {"a": np.ones(2)}, hooks={"Counting": kept})
     expected = {"seen": [1], "counts": np.zeros(3), "best": {"a": 1}}
     assert checkpoints.save(handed)
-    assert files.reached.wait(30)
+    assert files.reached.wait(WATCHDOG)
     kept["seen"].append(2)
     kept["counts"] += 1
     kept["best"]["b"] = 2
@@ -297,7 +298,7 @@ def test_reading_waits_for_what_is_being_written(tmp_path):
     files = Gated()
     checkpoints = Checkpoints(tmp_path, system=files)
     checkpoints.save(checkpoint(1))
-    assert files.reached.wait(30)
+    assert files.reached.wait(WATCHDOG)
     threading.Timer(0.1, files.gate.set).start()
     assert checkpoints.latest().progress.step == 1
 
@@ -341,14 +342,14 @@ if len(sys.argv) > 3:
 @pytest.mark.parametrize("leaving", [[], ["early"]])
 def test_the_end_of_the_process_waits_for_the_writer(tmp_path, leaving):
     command = [sys.executable, "-c", PROCESS, str(tmp_path), "slow", *leaving]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG)
     assert (done.returncode, done.stderr) == (3 if leaving else 0, "")
     assert same(Checkpoints(tmp_path).latest(), checkpoint(3))
 
 
 def test_a_failure_not_yet_raised_is_reported_at_the_end(tmp_path):
     command = [sys.executable, "-c", PROCESS, str(tmp_path), "full"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG)
     assert done.returncode == 0
     assert done.stderr.startswith(f"treadle: a checkpoint was not saved: cannot write {tmp_path}/")
     assert done.stderr.count("\n") == 1
@@ -358,7 +359,7 @@ def test_a_failure_not_yet_raised_is_reported_at_the_end(tmp_path):
 def test_an_idle_writer_does_not_hold_up_the_end(tmp_path):
     code = f"{PROCESS}\ncheckpoints.wait()\nprint(checkpoints.committed)"
     command = [sys.executable, "-c", code, str(tmp_path), "slow"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG)
     assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")
 
 

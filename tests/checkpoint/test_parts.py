@@ -16,6 +16,7 @@ import pytest
 
 from tests.faults import Quick, Refuses, read, same
 from tests.part_writers import Members, cut, save_in_parts
+from tests.waiting import WATCHDOG
 from treadle.checkpoint import Checkpoint, Checkpoints, parts, reading
 from treadle.checkpoint.format import digest_line, temporary_name
 from treadle.core import processes
@@ -184,7 +185,7 @@ class Slow(Members):
 
     def reports(self, about: str) -> list[Any]:
         self.is_waited_for.set()
-        assert self.has_written.wait(timeout=60)
+        assert self.has_written.wait(WATCHDOG)
         return super().reports(about)
 
 

@@ -20,6 +20,7 @@ from tests.browser import Browser
 from tests.cli_runs import treadle
 from tests.report.test_report import EVIL, evil_run, long_run
 from tests.report_directories import data_in, log_of, write_health, write_run
+from tests.waiting import WATCHDOG
 from treadle.errors import ConfigurationError
 from treadle.report import server as serving
 from treadle.report.page import write
@@ -36,6 +37,7 @@ PLOT = (
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(serving._Handler, "timeout", WATCHDOG)  # for a client that is slow here
 
 
 # The command
@@ -87,7 +89,7 @@ def served(*roots):
 
 
 def ask(server, path="/", host=None, method="GET"):
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=WATCHDOG)
     connection.request(method, path, headers={"Host": host or f"localhost:{server.server_port}"})
     answer = connection.getresponse()
     return answer.status, answer.read().decode(), dict(answer.getheaders())
@@ -182,9 +184,9 @@ def test_serve_ends_with_an_interrupt():
     try:
         line = process.stdout.readline()
         address = line.split()[1]
-        assert urllib.request.urlopen(address, timeout=10).status == 200
+        assert urllib.request.urlopen(address, timeout=WATCHDOG).status == 200
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=WATCHDOG)
     finally:
         process.kill()
     assert process.returncode == 0 and "the server has ended" in errors
@@ -346,19 +348,21 @@ def test_hovering_moves_nothing(page):
 
 @pytest.mark.long
 @needs_browser
-def test_a_long_run_opens_and_pans_smoothly(page):
-    long_run("run")
+def test_a_long_run_opens_and_pans_with_few_points(page):
+    """What takes time in a browser is the number of points, which is counted."""
+    long_run("run")  # of 100,000 steps
     page.open(write("run"))
     drawn(page)
-    opened = page.evaluate("performance.getEntriesByType('navigation')[0].domComplete")
-    panned = page.evaluate(
-        "(async () => { charts.zoom([20000, 40000]); const times = [];"
-        "for (let i = 0; i < 20; i++) { const t = performance.now(); charts.move(0.05);"
-        "await new Promise(f => requestAnimationFrame(() => requestAnimationFrame(f)));"
-        "times.push(performance.now() - t) } times.sort((a, b) => a - b); return times[10] })()"
-    )
-    print(f"opened in {opened:.0f} ms, two frames of panning in {panned:.0f} ms")
-    assert opened < 5000 and panned < 250  # generous: the machine may be busy
+    points = "Math.max(...charts.drawn.filter(c => c.plot).map(c => c.plot.data[0].length))"
+    assert page.evaluate(points) < 10_000
+    page.evaluate("charts.zoom([20000, 40000])")
+    page.wait_frames()
+    for _ in range(20):
+        page.evaluate("charts.move(0.05)")
+        page.wait_frames()
+    assert page.evaluate("charts.view.range") == pytest.approx([40_000, 60_000])
+    assert page.evaluate(points) < 10_000
+    assert page.messages == []
 
 
 @pytest.mark.long

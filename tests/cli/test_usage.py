@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.cli_runs import TASK, apart, run_tiny, treadle  # noqa: F401
+from tests.waiting import WATCHDOG
 from treadle import __version__
 from treadle.cli import output
 from treadle.recipes import find
@@ -89,7 +90,7 @@ def test_the_command_starts_without_chatter():
         [sys.executable, "-c", "from treadle.cli import main; main()", "run", "linear", "--json"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=WATCHDOG,
         env=environment,
     )
     assert result.returncode == 0, result.stderr
@@ -201,7 +202,7 @@ def refused(tmp_path_factory):
         [sys.executable, "-c", REFUSE, arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=WATCHDOG,
         cwd=folder,
         check=True,
     )
@@ -221,7 +222,7 @@ def test_what_takes_long_is_shown_in_plain_lines_when_piped():
         [sys.executable, "-m", "treadle", "run", "mine.py:Tiny"],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=WATCHDOG,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("importing keras and ")

@@ -129,8 +129,15 @@ def test_the_best_value_names_the_epoch_of_the_log():
 @pytest.mark.parametrize(
     ("seconds", "shown"), [(5, "5 s"), (130, "2 min"), (7300, "2 h"), (90000, "1 d")]
 )
-def test_the_age_of_a_run_is_shown(seconds, shown):
-    started = datetime.now(UTC) - timedelta(seconds=seconds)
+def test_the_age_of_a_run_is_shown(seconds, shown, monkeypatch):
+    class Stopped(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return now
+
+    now = datetime.now(UTC)
+    monkeypatch.setattr("treadle.cli.watching.datetime", Stopped)
+    started = now - timedelta(seconds=seconds)
     write_run("runs/a", started=started.isoformat(timespec="milliseconds"))
     assert f"{shown} ago" in treadle("runs").stdout
 

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from tests.waiting import WATCHDOG
 from treadle.core import folder as operations
 from treadle.core.lock import HOLDER, Lock
 from treadle.errors import DirectoryError
@@ -24,7 +25,7 @@ lock.acquire()
 if not os.fork():
     del lock  # as what ends a worker may do
     print(os.getpid(), flush=True)
-time.sleep(60)
+time.sleep(1000)
 """
 
 
@@ -61,7 +62,7 @@ def test_a_forked_process_does_not_hold_the_lock(tmp_path):
             ):
                 Lock(tmp_path).acquire()
             holder.kill()
-            holder.wait(30)
+            holder.wait(WATCHDOG)
             assert not locked(tmp_path)
         finally:
             holder.kill()

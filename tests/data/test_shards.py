@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.waiting import WATCHDOG
 from treadle.core import processes
 from treadle.core.identity import source_facts
 from treadle.data import groups, limited, sharded, zipped
@@ -25,7 +26,8 @@ from treadle.run import circumstances
 @pytest.fixture
 def in_two(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], Any]], list[Any]]:
     """Calls a function of the rank in two threads, each of which stands for a process."""
-    of_thread, barrier, values = threading.local(), threading.Barrier(2, timeout=20), [None, None]
+    of_thread, values = threading.local(), [None, None]
+    barrier = threading.Barrier(2, timeout=WATCHDOG)
 
     class Two(SeveralProcesses):
         size = 2

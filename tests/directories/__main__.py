@@ -6,8 +6,8 @@
 Each case damages one file or folder of a run directory by chance and runs a command on it. Each
 second case damages a file of a finished run, one after the other. The command must either end with
 the results of the undamaged run, or with one sentence that names the file: without a traceback,
-within 10 processor seconds and 600 MiB, and without a change outside the directory. Only if the
-manifest of a checkpoint was changed together with its hash, results may differ.
+within a minute of processor time and 600 MiB, and without a change outside the directory. Only if
+the manifest of a checkpoint was changed together with its hash, results may differ.
 
 A loss of power drops, cuts or fills with zeros what a run has not synced at one of its operations
 on files. The run that resumes must end with the files of an uninterrupted run, except for times.

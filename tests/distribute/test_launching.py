@@ -5,13 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 import treadle
+from tests.waiting import WATCHDOG, until
 from treadle import cli
 from treadle.distribute import Place, found_place
 from treadle.errors import ConfigurationError
@@ -178,7 +178,7 @@ def launched(folder: Path, script: str, *options: str) -> subprocess.CompletedPr
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=WATCHDOG,
     )
 
 
@@ -190,8 +190,9 @@ def test_each_process_knows_its_place_and_gets_the_arguments(
         "import os, sys\n"
         "from treadle.distribute import found_place\n"
         "place = found_place()\n"
-        "known = os.environ['OMP_NUM_THREADS'].isdigit()\n"
-        "sys.stdout.write(f'{place} {sys.argv[1:]} {known}\\n')\n"  # at once, if it is not buffered
+        # In one piece, also where PYTHONUNBUFFERED is set: both write into one pipe.
+        "shown = [place, sys.argv[1:], os.environ['OMP_NUM_THREADS'].isdigit()]\n"
+        "sys.stdout.write(' '.join(map(str, shown)) + '\\n')\n"
     )
     done = launched(tmp_path, script, "--workers", "2")
     assert done.returncode == 0, done.stderr
@@ -202,30 +203,35 @@ def test_each_process_knows_its_place_and_gets_the_arguments(
 
 
 def test_the_first_failure_ends_all(tmp_path: Path) -> None:
+    # Process 0 goes on for longer than this test waits for the end of all.
     script = (
-        "import os, sys, time\nif os.environ['RANK'] == '1':\n    sys.exit(7)\ntime.sleep(50)\n"
+        "import os, sys, time\nif os.environ['RANK'] == '1':\n    sys.exit(7)\ntime.sleep(1000)\n"
     )
-    started = time.monotonic()
     done = launched(tmp_path, script, "--workers", "2")
     assert done.returncode == 7
-    assert time.monotonic() - started < 30
     assert done.stderr == ("treadle launch: process 1 ended with exit code 7, so all are ended\n")
 
 
 def test_all_start_again_as_often_as_allowed(tmp_path: Path) -> None:
     script = (
         "import os, signal\n"
-        "name = f\"made-{os.environ['RANK']}-{os.environ['MASTER_PORT']}\"\n"
-        "open(name, 'w').close()\n"
-        "if os.environ['RANK'] == '0' and len(os.listdir()) < 6:\n"
+        "with open(f\"starts-{os.environ['RANK']}\", 'a') as file:\n"
+        "    file.write('x')\n"
+        "    count = file.tell()\n"
+        "if os.environ['RANK'] == '0' and count < 3:\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = launched(tmp_path, script, "--workers", "2", "--restarts", "3")
     assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines()[:2] == [
-        "treadle launch: process 0 ended with signal SIGKILL, so all are ended",
+    killed = "treadle launch: process 0 ended with signal SIGKILL, so all are ended"
+    assert done.stderr.splitlines() == [
+        killed,
         "treadle launch: all 2 processes start again (2 restarts left)",
+        killed,
+        "treadle launch: all 2 processes start again (1 restart left)",
     ]
+    assert (tmp_path / "starts-0").read_text() == "xxx"
+    assert (tmp_path / "starts-1").exists()
     once = launched(tmp_path, "import sys; sys.exit(3)", "--workers", "2", "--restarts", "1")
     assert once.returncode == 3
     assert once.stderr.count("start again (0 restarts left)") == 1
@@ -239,18 +245,18 @@ def test_a_signal_is_passed_on(tmp_path: Path) -> None:
         "    sys.exit(143)\n"
         "signal.signal(signal.SIGTERM, end)\n"
         "open(f\"ready-{os.environ['RANK']}\", 'w').close()\n"
-        "time.sleep(50)\n"
+        # Not one long sleep: a signal just before it would be handled after it.
+        "for _ in range(1000):\n"
+        "    time.sleep(1)\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-m", "treadle", "launch", "--workers", "2", "--", "script.py"],
         cwd=tmp_path,
         env=os.environ,
     )
-    end = time.monotonic() + 30
-    while len(list(tmp_path.glob("ready-*"))) < 2 and time.monotonic() < end:
-        time.sleep(0.05)
+    until(lambda: len(list(tmp_path.glob("ready-*"))) == 2, "the start of both processes")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) == 143
+    assert process.wait(timeout=WATCHDOG) == 143
     assert len(list(tmp_path.glob("ended-*"))) == 2
 
 

@@ -18,7 +18,7 @@ EARLY = (
     *("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "VECLIB_", "NUMEXPR_", "MALLOC_"),
     *("LD_", "LC_", "LANG", "HOME", "TREADLE_COMPILE_CACHE"),
 )
-PATIENCE = 120.0  # seconds until a server has imported Keras, on a busy machine
+PATIENCE = 600.0  # seconds until a server has imported Keras: this only ends what hangs
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 
 

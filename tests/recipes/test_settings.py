@@ -9,6 +9,7 @@ import textwrap
 
 import pytest
 
+from tests.waiting import WATCHDOG
 from treadle.errors import ConfigurationError
 from treadle.recipes import find, resolve
 
@@ -251,7 +252,7 @@ def test_nothing_is_imported_before_a_command_is_understood():
             found = {"keras", "tensorflow", "jax", "torch", "numpy"} & set(sys.modules)
             assert not found, (arguments, found)
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=WATCHDOG)
 
 
 @pytest.mark.parametrize("module", ["recipes", "recipes._settings", "core.ranges"])

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import WATCHDOG
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -17,7 +19,7 @@ def pytest_run(*options: str) -> subprocess.CompletedProcess[str]:
         text=True,
         cwd=ROOT,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "KERAS_BACKEND": "torch"},
-        timeout=120,
+        timeout=WATCHDOG,
     )
 
 

@@ -31,6 +31,7 @@ import typer
 from typer.testing import CliRunner
 
 from tests.forked import python
+from tests.waiting import WATCHDOG
 from tests.xla import less_optimized
 from treadle.cli import app
 
@@ -197,7 +198,7 @@ def process(command: list[str], folder: Path, backend: str) -> str:
         **less_optimized(),  # pages run few steps: compiling them took most of the time
     }
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=WATCHDOG
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout.replace(str(folder), "/home/ada")  # where pages run, in their texts

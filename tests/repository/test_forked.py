@@ -4,12 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.forked import python
+from tests.waiting import WATCHDOG, until
 
 PROGRAMS = {
     "arguments": "import sys; print(sys.argv, sys.path[0], __name__)",
@@ -75,7 +75,7 @@ def outcome(executable: str, folder: Path, *arguments: str) -> tuple[int, str, s
         input="one\ntwo\n",
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=WATCHDOG,
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -103,33 +103,36 @@ def test_keras_is_there_and_random_numbers_are_fresh(folder: Path) -> None:
 
 def waiting(folder: Path, code: str) -> tuple["subprocess.Popen[str]", int]:
     """Start a program that prints its process, and waits."""
-    code = f"import os, signal, time\n{code}\nprint(os.getpid(), flush=True)\ntime.sleep(60)"
+    # Not one long sleep: a signal just before it would be handled after it.
+    sleep = "for _ in range(1000): time.sleep(1)"
+    code = f"import os, signal, time\n{code}\nprint(os.getpid(), flush=True)\n{sleep}"
     process = subprocess.Popen([python(), "-c", code], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     return process, int(process.stdout.readline())
+
+
+def exists(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def test_signals_are_passed_on(folder: Path) -> None:
     code = "signal.signal(signal.SIGTERM, lambda *_: (print('saved'), exit(143)))"
     process, _ = waiting(folder, code)
     process.terminate()
-    assert process.communicate(timeout=60)[0] == "saved\n"
+    assert process.communicate(timeout=WATCHDOG)[0] == "saved\n"
     assert process.returncode == 143
 
 
 def test_a_killed_process_is_gone_with_what_it_ran(folder: Path) -> None:
     process, inner = waiting(folder, "")
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=WATCHDOG)
     assert process.returncode == -signal.SIGKILL
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
-        try:
-            os.kill(inner, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.01)
-    raise AssertionError("the forked process still runs")
+    until(lambda: not exists(inner), "the end of the forked process")
 
 
 @pytest.mark.long

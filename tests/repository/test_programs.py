@@ -199,7 +199,7 @@ def test_every_entry_is_of_a_recipe():
 @pytest.mark.long
 def test_a_recipe_is_run_by_the_command_line(tmp_path):
     backend = keras.config.backend()
-    found = programs.measured("linear", backend, minutes=5, docs=tmp_path)
+    found = programs.measured("linear", backend, minutes=10, docs=tmp_path)
     assert found["shown"] is True
     assert "times its start" in found["measured"]
     assert found["seconds"] > 0
@@ -211,7 +211,7 @@ def test_failures_and_timeouts_are_reported(tmp_path, monkeypatch):
     found = programs.measured("linear", "jax", minutes=0.001, docs=tmp_path)
     assert (found["shown"], found["measured"]) == (None, "not done after 0.001 minutes")
     monkeypatch.setenv("TREADLE_DATA", str(tmp_path))
-    found = programs.measured("mnist-mlp", keras.config.backend(), minutes=5, docs=tmp_path)
+    found = programs.measured("mnist-mlp", keras.config.backend(), minutes=10, docs=tmp_path)
     assert found["shown"] is False
     assert found["measured"].startswith("failed: ")
     assert "mnist.npz" in found["measured"]

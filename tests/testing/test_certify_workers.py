@@ -4,9 +4,9 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.forked import python
+from tests.waiting import WATCHDOG, until
 from treadle import cli
 from treadle.cli import certifying as module
 from treadle.errors import Terminated
@@ -165,31 +166,57 @@ def test_values_that_are_infinite(values):
         assert certify(code=1)[-1] == "not equal: see above"
 
 
-LAUNCHER = """#!/bin/bash
-sleep 60 & child=$!
-trap 'kill $child; wait $child; exit 1' TERM
-echo $child >child; wait
+# Not by the traps of a shell: it may miss a signal that comes just before it waits.
+LAUNCHER = f"""#!{sys.executable} -IS
+import os, signal, subprocess
+child = subprocess.Popen(["sleep", "1000"])
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+with open("child.new", "w") as file:
+    file.write(str(child.pid))
+os.rename("child.new", "child")
+signal.sigwait([signal.SIGTERM])
+child.terminate()
+child.wait()
+raise SystemExit(1)
 """
 
 
+def runs(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize("starting", [False, True])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_what_a_training_has_started(number, tmp_path, monkeypatch):
+def test_a_signal_ends_what_a_training_has_started(number, starting, tmp_path, monkeypatch):
     program, written = tmp_path / "launcher", tmp_path / "child"
     program.write_text(LAUNCHER)
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(module, "PATIENCE", WATCHDOG)
 
     def stop():
-        while not written.exists() or not written.read_text().strip():
-            time.sleep(0.01)
+        until(written.exists, "the start of the child")
         os.kill(os.getpid(), number)
 
-    threading.Thread(target=stop).start()
+    class Stopped(subprocess.Popen):
+        """The signal comes before the caller has the process."""
+
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            stop()
+
+    if starting:
+        monkeypatch.setattr(subprocess, "Popen", Stopped)
+    else:
+        threading.Thread(target=stop).start()
     error = KeyboardInterrupt if number == signal.SIGINT else Terminated
     with pytest.raises(error):
         module._error_of(["run"])
-    state = Path(f"/proc/{written.read_text().strip()}/stat")
-    assert not state.exists() or state.read_text().split()[2] == "Z"
+    child = int(written.read_text())
+    until(lambda: not runs(child), "the end of the child")
 
 
 def test_an_error_names_no_folder_that_is_removed(tmp_path, monkeypatch):

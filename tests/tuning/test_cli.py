@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import keras
@@ -13,16 +12,35 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.tune_searches import apart, quick  # noqa: F401
+from tests.waiting import WATCHDOG, until
 from treadle import cli
+from treadle.core.lock import Lock
+from treadle.errors import DirectoryError
 from treadle.tuning import Tuned, results
 
 FILE = """
-    import sys, time
+    import signal, sys, time
+    from pathlib import Path
     from typing import Annotated
     import keras
     import numpy as np
     import treadle
     from keras import ops
+
+    def hold(loop):
+        # Wait for a signal in a trial that a file names.
+        asked, before = [], signal.getsignal(signal.SIGTERM)
+
+        def handle(number, frame):
+            asked.append(number)
+            before(number, frame)
+
+        if loop.directory is None or not Path("hold", loop.directory.name).exists():
+            return
+        signal.signal(signal.SIGTERM, handle)
+        while not asked:
+            time.sleep(0.01)
+        signal.signal(signal.SIGTERM, before)
 
     class Line(treadle.Task):
         epochs = 3
@@ -44,7 +62,7 @@ FILE = """
                         raise KeyError("my own mistake")
 
         def hooks(self):
-            return [treadle.every("1 epoch", lambda loop: time.sleep(0.05))]
+            return [treadle.every("1 epoch", hold)]
 
         def loss(self, batch):
             x, y = batch
@@ -119,25 +137,33 @@ def started(*arguments):
     return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], text=True)
 
 
-def wait_for(path, process):
-    end = time.monotonic() + 120
-    while not path.exists():
-        assert process.poll() is None and time.monotonic() < end, path
-        time.sleep(0.02)
+def is_free(directory):
+    """Say whether no process trains into a directory."""
+    lock = Lock(directory)
+    try:
+        lock.acquire()
+    except DirectoryError:
+        return False
+    lock.release()
+    return True
 
 
 @pytest.mark.long
 def test_a_search_survives_an_interrupt_and_a_kill(mine):
     asked = ("tune", "mine.py", "--trials", 6, "--epochs", 5, "--directory")
     folder = Path("there")
+    Path("hold").mkdir()
     for number, sent, code in ((1, signal.SIGINT, 130), (3, signal.SIGKILL, -signal.SIGKILL)):
+        trial = f"{number:04}"
+        Path("hold", trial).touch()  # it ends neither before the signal nor by itself
         process = started(*asked, folder)
-        wait_for(folder / "trials" / f"{number:04}" / "run.json", process)
+        record = folder / "trials" / trial / "run.json"
+        until(lambda file=record, process=process: file.exists() or process.poll() is not None)
         process.send_signal(sent)
-        assert process.wait(60) == code
-        assert not json.loads((folder / "trials" / f"{number:04}" / "run.json").read_text())[
-            "finished"
-        ]
+        assert process.wait(WATCHDOG) == code
+        assert not json.loads(record.read_text())["finished"]
+        until(lambda place=record.parent: is_free(place))  # a killed one leaves its worker alone
+        Path("hold", trial).unlink()
     found = json.loads(command(*asked, folder, "--json").stdout)
     straight = json.loads(command(*asked, "other", "--json").stdout)
     for name in ("number", "ended", "value", "parameters", "reports", "error"):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.tune_searches import apart, quick, wanted  # noqa: F401
+from tests.waiting import WATCHDOG
 from treadle.tuning import workers
 from treadle.tuning.study import Study
 
@@ -43,6 +44,7 @@ def through_processes(monkeypatch, trials, count):
     Path("program.py").write_text(textwrap.dedent(PROGRAM))
     monkeypatch.setattr(workers, "PROGRAM", ("program.py",))
     monkeypatch.setattr(workers, "cores", lambda: 8)
+    monkeypatch.setattr(workers, "EXIT_PATIENCE", WATCHDOG)
     found = Study(wanted(pruning=False), trials, Path("there"), fresh=False)
     told = []
     try:

@@ -33,6 +33,7 @@ GRACE_SECONDS: Final = 10.0
 """How long a process may run after another one has failed: it may be in a collective operation that
 never returns."""
 MESSAGE_SECONDS: Final = 0.5
+"""How long an error waits for the message of another process that explains it."""
 WARN_SECONDS: Final = 30.0
 MOST_SECONDS: Final = 600.0
 """How long a process waits for another one in an exchange; a warning comes before."""
@@ -150,7 +151,7 @@ class Channel(SeveralProcesses):
         except OSError as error:
             with self._arrived:  # the thread that listens may not have noticed yet
                 self._gone.add(other)
-                self._arrived.wait_for(lambda: self._failure is not None, 0.1)
+                self._arrived.wait_for(lambda: self._failure is not None, MESSAGE_SECONDS)
             raise ProcessError(self._failure or _ended(other)) from error
 
     def _wait(self, other: int, about: Any, at: str = "") -> Any:

@@ -16,6 +16,8 @@ from .environment import JOINED_VARIABLE, free_port
 
 GRACE_SECONDS: Final = 3.0
 """How long the other processes may run after one has failed: they report it, and end."""
+OUTPUT_SECONDS: Final = 10.0
+"""How long to wait for the rest of an output once its process has ended; a child may keep it."""
 _FORWARDED: Final = (signal.SIGTERM, signal.SIGINT)
 _LIBRARIES: Final = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
 
@@ -125,7 +127,7 @@ class _Group:
             for number, handler in self._before.items():
                 signal.signal(number, handler)
         for reader in self._readers:
-            reader.join(timeout=1)
+            reader.join(timeout=OUTPUT_SECONDS)
         return code
 
     def _end_all(self, gently: bool = False) -> None:
