@@ -1,7 +1,9 @@
 """What is said where several processes cannot be connected, or cannot do what one can."""
 
+import socket
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -100,6 +102,32 @@ def test_a_process_whose_framework_cannot_join_is_no_member(
     assert processes.process_group().size == 1
     [failure] = failures
     assert failure.startswith("process 0 failed: ConfigurationError: it has started. This process")
+
+
+def test_a_process_that_leaves_with_an_error_may_go_on_alone() -> None:
+    """A script that catches the error of `treadle.setup` is not ended because the others are."""
+    here, there = socket.socketpair()
+    members: list[Channel] = []
+    thread = threading.Thread(
+        target=lambda: members.append(Channel(1, 2, {0: there}, leave=lambda why: None))
+    )
+    thread.start()
+    chief = Channel(0, 2, {1: here}, leave=lambda why: None)
+    thread.join()
+    there.shutdown(socket.SHUT_RDWR)  # as if it was killed
+    with pytest.raises(ProcessError, match="process 1 has ended without a message"):
+        chief.exchange(0, "a test")
+    while (timer := chief._timer) is None:  # the thread that listens starts it
+        time.sleep(0.01)
+    chief.abandon(ValueError("planted"))
+    assert timer.finished.is_set()  # it is cancelled
+    members[0].abandon(ValueError("planted"))
+    chief._failure = None  # a failure that comes later starts none
+    chief._timer = None
+    chief._failed(1, "killed")
+    assert chief._timer is None
+    here.close()
+    there.close()
 
 
 @pytest.mark.usefixtures("together")

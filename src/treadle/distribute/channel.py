@@ -72,8 +72,9 @@ class Channel:
         self._received: dict[int, SimpleQueue[Any]] = {other: SimpleQueue() for other in links}
         self._count, self._closing = 0, False
         self._failure: str | None = None
-        self.failed = False
-        self._lock = threading.Lock()
+        self.failed = self._alone = False
+        self._timer: threading.Timer | None = None  # which ends this process
+        self._state, self._lock = threading.Lock(), threading.Lock()
         self._reported: dict[str, dict[int, Any]] = {}
         self._report_came = threading.Condition()
         for other in links:
@@ -144,6 +145,16 @@ class Channel:
             raise ProcessError(self._failure) from error
         self.failed = True
         self._tell(self.rank, f"process {self.rank} failed: {type(error).__name__}: {error}")
+
+    def abandon(self, error: BaseException) -> None:
+        """Leave the group because of an error; this process may then continue without it."""
+        with suppress(ProcessError):
+            self.fail(error)
+        with self._state:
+            self._alone = True
+            if self._timer is not None:  # the others may have ended already
+                self._timer.cancel()
+        self.close()
 
     def close(self) -> None:
         """Say to the other processes that this one ends as planned, and close the connections."""
@@ -229,18 +240,19 @@ class Channel:
 
     def _failed(self, rank: int, why: str) -> None:
         """Note a failure, pass it on, and end this process if it does not end by itself."""
-        if self._failure is not None:
-            return
-        self.failed = True
-        self._failure = (
-            f"{clean(why, limit=500)}. This process ends too; start all processes again, and the "
-            "run resumes from its newest checkpoint"
-        )
+        with self._state:
+            if self._failure is not None or self._alone:
+                return
+            self.failed = True
+            self._failure = (
+                f"{clean(why, limit=500)}. This process ends too; start all processes again, and "
+                "the run resumes from its newest checkpoint"
+            )
+            self._timer = threading.Timer(GRACE_SECONDS, lambda: self._leave(self._failure or ""))
+            self._timer.daemon = True
+            self._timer.start()
         if self.rank in (0, rank):
             self._tell(rank, why)
-        timer = threading.Timer(GRACE_SECONDS, lambda: self._leave(self._failure or ""))
-        timer.daemon = True
-        timer.start()
 
     def _tell(self, rank: int, why: str) -> None:
         """Tell the connected processes that a process has failed."""

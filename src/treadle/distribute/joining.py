@@ -52,9 +52,7 @@ def join_processes(place: Place, backend: "Backend") -> None:
         backend.join_processes(channel, address)
     except BaseException as error:
         # A script that goes on must not train alone as a member, nor may the others wait for it.
-        with suppress(ProcessError):
-            channel.fail(error)
-        channel.close()
+        channel.abandon(error)
         raise
     join(channel)
     if place.rank == 0:
