@@ -17,6 +17,8 @@ from .environment import JOINED_VARIABLE
 
 GRACE_SECONDS: Final = 3.0
 """How long the other processes may go on after one has failed: they report it, and end."""
+READING_SECONDS: Final = 10.0
+"""How long their last lines are waited for: a process that they started may keep the pipe open."""
 _FORWARDED: Final = (signal.SIGTERM, signal.SIGINT)
 _LIBRARIES: Final = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
 
@@ -126,7 +128,7 @@ class _Group:
             for number, handler in self._before.items():
                 signal.signal(number, handler)
         for reader in self._readers:
-            reader.join(timeout=1)
+            reader.join(timeout=READING_SECONDS)
         return code
 
     def _end_all(self, gently: bool = False) -> None:
