@@ -82,12 +82,14 @@ class Profiler(DetailedHook):
         if self._directory is not None and not self._traced and self._first <= step < self._last:
             self._trace.enter_context(active().trace(self._directory))
             self._traced = step, step
-        self._compiling, self._since = loop.costs.compiling, monotonic()
+        self._before, self._since = loop.costs, monotonic()
 
     def steps(self, loop: LoopView, logs: StepLogs) -> None:
         """Measure a window, and stop the trace if it is due."""
-        compiling = loop.costs.compiling - self._compiling
-        self._running += monotonic() - self._since - compiling
+        # Reading the next window may take longer than running this one: then the loop waits for it.
+        now, before = loop.costs, self._before
+        others = now.compiling - before.compiling + now.waiting - before.waiting
+        self._running += monotonic() - self._since - others
         if self._traced and self._traced[1] < self._last:
             self._traced = self._traced[0], loop.progress.step
             if loop.progress.step >= self._last:
@@ -125,7 +127,8 @@ class Profiler(DetailedHook):
         self._directory: Path | None = None
         self._traced: tuple[int, int] | None = None  # (first, last]: steps traced
         self._began: float | None = None
-        self._running = self._validating = self._compiling = self._since = 0.0
+        self._running = self._validating = self._since = 0.0
+        self._before = Costs()
 
     def _operations(self) -> list[str]:
         """Return the lines of the table about the traced steps."""
