@@ -73,8 +73,12 @@ def test_a_run_killed_five_times_within_one_epoch_ends_as_if_it_had_not_been(
     forks: Forks, whole: Any, tmp_path: Path
 ) -> None:
     directory, at = tmp_path / "run", []
-    for life, (step, after) in enumerate(((15, 0.011), (16, 0), (20, 0.003), (24, 0.007), (25, 0))):
-        process = forks.start(tmp_path / f"{life}.txt", directory=directory, pace=0.02)
+    ends, settles = [15, 16, 20, 24, 25, 26], ["step 4", "step 8"]  # so one is saved for sure
+    for life, after in enumerate((0.011, 0, 0.003, 0.007, 0)):
+        step, following = ends[life : life + 2]
+        # However late the kill comes, the next window is the last one.
+        how: Any = {"pace": 0.02, "settles": settles, "holds": f"step {following}"}
+        process = forks.start(tmp_path / f"{life}.txt", directory=directory, **how)
         assert process.reach(f"step {step}") and process.kill(after), process.printed
         at.append(newest(directory))
     assert at == sorted(at) and at[-1] > 0
@@ -245,7 +249,7 @@ def test_outside_the_main_thread_a_loop_works_and_leaves_signals_alone(tmp_path:
 
     thread = threading.Thread(target=lambda: found.append(outcome(run(tmp_path, at=at))))
     thread.start()
-    thread.join(120)
+    thread.join()
     assert found == [handlers, never_interrupted()]
 
 
