@@ -213,7 +213,6 @@ def test_what_several_processes_cannot_compute_is_refused(found: Any, name: str)
 
 @by_rows
 @pytest.mark.long
-@pytest.mark.timeout(600)  # four processes of TensorFlow, perhaps on two busy cores
 @pytest.mark.parametrize("size", [4] if TENSORFLOW else [2, 4])
 @pytest.mark.parametrize("name", MORE_ON_TENSORFLOW if TENSORFLOW else ["reference", *MORE])
 def test_however_steps_run_several_processes_give_what_one_gives(
