@@ -100,7 +100,7 @@ def process(folder: Path, *arguments: str, **variables: str) -> str:
         [sys.executable, *arguments],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         cwd=folder,
         env=environment,
     )

@@ -1,5 +1,8 @@
 """Settings of this folder's tests."""
 
+import fcntl
+import getpass
+import os
 import tempfile
 from pathlib import Path
 
@@ -10,9 +13,31 @@ from keras_versions import keep_fit_on_jax, seed_as_newer_versions
 if keras.config.backend() == "jax":
     import jax
 
+    from treadle.backends.jax.compile_cache import machine
+
+    def own_cache() -> Path:
+        """Return a folder that no other process uses now: JAX reads what is half written.
+
+        Programs of another kind of processor are not found in it.
+        """
+        root = Path(tempfile.gettempdir())
+        name = f"treadle-jax-{jax.__version__}-{machine()[:12]}-{getpass.getuser()}"
+        number = 0
+        while True:
+            folder = root / f"{name}-{number}"
+            folder.mkdir(exist_ok=True)
+            lock = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR)  # it ends with this process
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(lock)
+                number += 1
+            else:
+                return folder
+
     # Most of the time on JAX goes into compiling the same programs as last time. Only for this
     # process: what processes that tests start agree on must not come out of one cache.
-    cache = Path(tempfile.gettempdir()) / f"treadle-jax-{jax.__version__}"
+    cache = own_cache()
     jax.config.update("jax_compilation_cache_dir", str(cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

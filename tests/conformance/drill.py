@@ -190,7 +190,7 @@ class Copies:
 
     def _copy(self, to: Path) -> None:
         """Copy as it is between two operations: a thread may be writing."""
-        for _ in range(50):
+        while True:  # how often depends on how slow the disk is
             shutil.rmtree(to, ignore_errors=True)
             try:
                 before = sorted(self.directory.rglob("*"))
@@ -199,7 +199,6 @@ class Copies:
                     return
             except (shutil.Error, FileNotFoundError):  # something was renamed or removed meanwhile
                 continue
-        raise AssertionError(f"{self.directory} never stood still")
 
 
 def newest(directory: Path) -> int:
@@ -238,6 +237,8 @@ def told(
     pace: float = 0.0,
     signals: Mapping[str, str] | None = None,
     every: str = "5 steps",
+    settles: Sequence[str] = (),
+    holds: str = "",
 ) -> None:
     """Run, tell of each moment on a line, and of the outcome on the last one.
 
@@ -246,10 +247,16 @@ def told(
         pace: Seconds that are slept after each window.
         signals: What this process sends itself, by moment.
         every: When a checkpoint is saved.
+        settles: The moments at which what is being saved is waited for.
+        holds: The moment at which it waits to be killed, so that it does not end before.
     """
 
     def at(moment: str, loop: Any) -> None:
+        if moment in settles:
+            settle(loop)
         print(moment, flush=True)
+        if moment == holds:
+            time.sleep(900)  # longer than a test may take
         for name in (signals or {}).get(moment, "").split():
             os.kill(os.getpid(), getattr(signal, name))
         time.sleep(pace if moment.startswith("step") else 0.0)
@@ -257,12 +264,19 @@ def told(
     print(json.dumps(outcome(run(directory, at=at, every=every))), flush=True)
 
 
+def settle(loop: treadle.Loop) -> None:
+    """Wait until what is being saved is on the disk."""
+    saving = loop._session.services.checkpointer
+    assert saving is not None
+    saving.saved.settle()
+
+
 def golden(directory: Path) -> None:
     """Leave the directory of a run that was killed at step 20, with no more than it needs."""
 
     def at(moment: str, loop: Any) -> None:
         if moment == "step 20":
-            time.sleep(1)  # what is being saved is on the disk then
+            settle(loop)
             shutil.copytree(directory.with_name("whole"), directory)
 
     run(directory.with_name("whole"), at=at, every="15 steps")

@@ -17,7 +17,7 @@ from typing import Any
 from treadle.checkpoint import Checkpoints
 from treadle.core.folder import PARTIAL
 
-PATIENCE = 120.0  # seconds, for what takes a few
+PATIENCE = 600.0  # seconds: only what hangs takes as long
 
 
 class Forks:
@@ -60,7 +60,7 @@ class Forks:
         """End the program."""
         assert self._server.stdin is not None and self._server.stdout is not None
         self._server.stdin.close()
-        self._server.wait(30)
+        self._server.wait(PATIENCE)
         self._server.stdout.close()
 
 

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import treadle
+from treadle.distribute import channel
 
+channel.GRACE_SECONDS = float(os.environ.get("GRACE", channel.GRACE_SECONDS))  # type: ignore[misc]
 treadle.setup(seed=0)
 
 import keras  # noqa: E402

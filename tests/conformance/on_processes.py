@@ -133,7 +133,7 @@ def main() -> None:
             for rank in range(size)
         ]
         try:
-            codes = [each.wait(timeout=500) for each in members]
+            codes = [each.wait(timeout=580) for each in members]
         finally:
             for each in members:
                 each.kill()

@@ -26,7 +26,7 @@ def run(directory: Path, epochs: int, *words: str) -> dict[str, Any]:
         [python(), str(PROGRAM), str(directory), str(epochs), *words],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=600,
         env={**os.environ, "TREADLE_COMPILE_CACHE": "off"},
     )
     lines = done.stdout.splitlines()

@@ -43,7 +43,7 @@ def run(folder: Path, *checks: str, devices: int = 4) -> dict[str, Any]:
         env={**os.environ, "XLA_FLAGS": flags.strip(), "PYTHONWARNINGS": "ignore"},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -245,7 +245,7 @@ def command(*words: str) -> Any:
         env={**os.environ, "PYTHONWARNINGS": "ignore"},
         capture_output=True,
         text=True,
-        timeout=140,
+        timeout=600,
     )
     return json.loads(done.stdout) if done.returncode == 0 else done.stderr
 

@@ -20,6 +20,14 @@ from treadle.core.directory import CHECKPOINTS, read_run
 from treadle.distribute.environment import free_port
 
 SCRIPT = str(Path(__file__).parent / "group_run.py")
+GRACE = "300"
+PATIENT_LAUNCHER = f"""
+import sys
+from treadle.cli import main
+from treadle.distribute import launcher
+launcher.GRACE_SECONDS = {GRACE}
+sys.exit(main())
+"""
 LAST = re.compile(r"(?:\[\d\] )?(\d) (\d+) ([0-9a-f]{16})")
 
 
@@ -41,16 +49,22 @@ class Ended:
 def started(command: list[str], **variables: str) -> Ended:
     """Run a command, and wait."""
     done = subprocess.run(
-        command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=200
+        command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=600
     )
     return Ended(done)
 
 
 def train(directory: Path, *options: str, workers: int = 2, **variables: str) -> Ended:
-    """Train `group_run.py` in so many processes; in one without a launcher."""
-    launch = ["-m", "treadle", "launch", "--workers", str(workers), *options, "--"]
+    """Train `group_run.py` in so many processes; in one without a launcher.
+
+    All that are not killed end by themselves, however slowly: they save, and say what failed.
+    """
+    killed = variables.get("FAULT", "").startswith(("kill", "save"))
+    launcher = ["-m", "treadle"] if killed else ["-c", PATIENT_LAUNCHER]
+    launch = [*launcher, "launch", "--workers", str(workers), *options, "--"]
     command = [python(), *(launch if workers > 1 else []), SCRIPT, str(directory)]
-    return started(command, PYTHONWARNINGS="always::UserWarning", **variables)
+    grace = {} if killed else {"GRACE": GRACE}
+    return started(command, PYTHONWARNINGS="always::UserWarning", **grace, **variables)
 
 
 @pytest.fixture(scope="module")
@@ -246,7 +260,7 @@ def test_a_slow_process_and_intervals_of_time_do_not_hang(tmp_path: Path) -> Non
     assert ended.last[0] == ended.last[1]
     looked = [line["looked"] for line in lines(tmp_path / "limit") if "looked" in line]
     assert 1 <= len(looked) <= 4
-    stopped = train(tmp_path / "stopped", FAULT="slow-term@1@10", EVERY="1 s", UNTIL="60 s")
+    stopped = train(tmp_path / "stopped", FAULT="slow-term@1@10", EVERY="1 s", UNTIL="1 h")
     assert stopped.code == 143, stopped.errors
     newest = Checkpoints(tmp_path / "stopped" / CHECKPOINTS).steps()[-1]
     assert newest >= 10

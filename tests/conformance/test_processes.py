@@ -220,7 +220,6 @@ def test_what_several_processes_cannot_compute_is_refused(
 
 @by_rows
 @pytest.mark.long
-@pytest.mark.timeout(600)  # three processes of TensorFlow, perhaps on two busy cores
 @pytest.mark.parametrize("size", [3])
 @pytest.mark.parametrize("name", MORE_ON_TENSORFLOW if TENSORFLOW else ["reference", *MORE])
 def test_however_steps_run_several_processes_give_what_one_gives(

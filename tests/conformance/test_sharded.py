@@ -54,7 +54,7 @@ def run(*runs: str, workers: int = 2) -> dict[str, Any]:
         env={**os.environ, "PYTHONWARNINGS": "ignore"},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(next(x for x in done.stdout.splitlines() if x.startswith("{")))

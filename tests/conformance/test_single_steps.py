@@ -53,7 +53,22 @@ function makes when it is called are not."""
 COMPILED = "ConcreteFunction._call_flat"
 
 
+@pytest.fixture
+def no_step_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How steps run does not depend on how long they take, which differs on a busy machine.
+
+    Else a window that was slow is followed by shorter ones, a batch that was read slowly by steps
+    in another thread, and on JAX fewer steps run ahead: each has calls of its own.
+    """
+    monkeypatch.setattr("treadle.steps.planning.WINDOW_SECONDS", 1e6)
+    monkeypatch.setattr("treadle.run.prefetch.SLOW_SECONDS", 1e6)
+    if keras.config.backend() == "jax":
+        for name in ("TARGET_SECONDS", "MAX_WINDOW_SECONDS"):
+            monkeypatch.setattr(f"treadle.backends.jax.ahead.{name}", 1e6)
+
+
 @long_to_compile
+@pytest.mark.usefixtures("no_step_is_slow")
 @pytest.mark.parametrize("every", MOST_CALLS)
 def test_the_calls_of_python_do_not_depend_on_the_number_of_variables(every: str) -> None:
     def calls(layers: int) -> tuple[float, float]:

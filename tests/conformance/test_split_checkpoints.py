@@ -40,7 +40,7 @@ def run(*runs: str, workers: int = 2, backend: str = "jax", restarts: int = 0) -
         },
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(next(x for x in done.stdout.splitlines() if x.startswith("{")))

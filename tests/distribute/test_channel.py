@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from queue import Empty

@@ -81,7 +81,7 @@ def test_arrays_of_a_hook_are_saved_as_they_were_at_that_step(
 
     def late(files: FileSystem, operation: Any, *arguments: Any) -> Any:
         if operation.__name__ == "make_folder" and "step-000000000001" in arguments[1]:
-            assert changed.wait(60)
+            assert changed.wait(600)
         return perform(files, operation, *arguments)
 
     monkeypatch.setattr(FileSystem, "perform", late)

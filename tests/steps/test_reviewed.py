@@ -235,7 +235,7 @@ def test_timed_hooks_fire_also_where_hooks_take_the_time() -> None:
     ]
     with loop_of(Plain(), hooks=hooks) as loop:
         loop.fit(source(), epochs=2)
-    assert len(fired) >= 3
+    assert len(fired) >= 3  # 0.3 s or more, however slow the machine is
 
 
 def test_two_calls_of_fit_are_finished_one_by_one(tmp_path: Path) -> None:

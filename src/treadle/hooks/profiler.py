@@ -85,7 +85,7 @@ class Profiler(DetailedHook):
                 claim.check(claim.path)  # the backend writes to a path
             self._trace.enter_context(active().trace(self._directory))
             self._traced = step, step
-        self._compiling, self._since = loop.costs.compiling, monotonic()
+        self._since_costs, self._since = loop.costs, monotonic()
 
     def steps(self, loop: LoopView, logs: StepLogs) -> None:
         """Measure a window, and stop the trace if it is due."""
@@ -98,13 +98,18 @@ class Profiler(DetailedHook):
     def validation(self, loop: LoopView, results: Mapping[str, float] | None) -> None:
         """Measure a validation."""
         if results is None:
-            self._compiling, self._since = loop.costs.compiling, monotonic()
+            self._since_costs, self._since = loop.costs, monotonic()
         else:
             self._validating += self._passed(loop)
 
     def _passed(self, loop: LoopView) -> float:
-        """Return the seconds since the last measurement began, without those of compiling."""
-        return monotonic() - self._since - (loop.costs.compiling - self._compiling)
+        """Return the seconds since the measurement began, without those of compiling and waiting.
+
+        Reading the next window may take longer than running this one: then the loop waits for it.
+        """
+        now, before = loop.costs, self._since_costs
+        others = now.compiling - before.compiling + now.waiting - before.waiting
+        return monotonic() - self._since - others
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
         """Stop a running trace, and log the table."""
@@ -130,7 +135,8 @@ class Profiler(DetailedHook):
         self._directory: Path | None = None
         self._traced: tuple[int, int] | None = None  # (first, last]: steps traced
         self._began: float | None = None
-        self._running = self._validating = self._compiling = self._since = 0.0
+        self._running = self._validating = self._since = 0.0
+        self._since_costs = Costs()
 
     def _operations(self) -> list[str]:
         """Return the lines of the table about the traced steps."""
