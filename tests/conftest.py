@@ -77,14 +77,15 @@ def pytest_collection_modifyitems(config, items):
     """
     if config.option.all:
         return
-    slow = selection.long(os.environ.get("KERAS_BACKEND", ""))
-    for item in items:
-        if item.nodeid in slow:
-            item.add_marker("long")
-    out = [item for item in items if item.get_closest_marker("long")]
+    slow, kept = selection.of(os.environ.get("KERAS_BACKEND", ""))
+    out = [
+        item
+        for item in items
+        if item.nodeid not in kept and (item.nodeid in slow or item.get_closest_marker("long"))
+    ]
     if out:
         config.hook.pytest_deselected(items=out)
-        items[:] = [item for item in items if not item.get_closest_marker("long")]
+        items[:] = [item for item in items if item not in set(out)]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,7 +1,7 @@
 """Which tests are too slow for the default run: those of 1 s or more, but for a few.
 
-`slow.tsv` is measured. `kept.txt` is chosen by hand: tests that guard what no faster one does. The
-marker `long` is for tests that repeat what a faster one guards.
+`slow.tsv` is measured. The marker `long` is for tests that repeat what a faster one guards. `kept.txt`
+is chosen by hand: tests that run by default all the same, since no faster one guards what they do.
 """
 
 from pathlib import Path
@@ -23,11 +23,14 @@ def slow() -> dict[tuple[str, str], float]:
 
 
 def kept() -> list[tuple[str, str]]:
-    """Return the backend and name of each slow test that runs by default."""
+    """Return the backend and name of each slow or long test that runs by default."""
     lines = [line for line in KEPT.read_text().splitlines() if line and not line.startswith("#")]
     return [(backend, test) for backend, test in (line.split(" ", 1) for line in lines)]
 
 
-def long(backend: str) -> set[str]:
-    """Return the names of the tests that are too slow for the default run on a backend."""
-    return {test for of, test in {*slow()} - {*kept()} if of == backend}
+def of(backend: str) -> tuple[set[str], set[str]]:
+    """Return the names of the slow tests of a backend, and of those that run all the same."""
+    return (
+        {test for of, test in slow() if of == backend},
+        {test for of, test in kept() if of == backend},
+    )
