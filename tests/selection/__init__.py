@@ -1,7 +1,8 @@
 """Which tests are too slow for the default run: those of 1 s or more, but for a few.
 
-`slow.tsv` is measured. The marker `long` is for tests that repeat what a faster one guards. `kept.txt`
-is chosen by hand: tests that run by default all the same, since no faster one guards what they do.
+`slow.tsv` is measured. The marker `long` is for tests that repeat what a faster one guards.
+`kept.txt` is chosen by hand: tests that run by default all the same, since no faster one guards
+what they do.
 """
 
 from pathlib import Path
