@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import suppress
-from queue import Empty
 from typing import Any
 
 import ml_dtypes
@@ -187,14 +186,8 @@ class Clock:
     def monotonic(self) -> float:
         return self.now
 
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-    def get(self, timeout: float) -> Any:
-        self.sleep(timeout)
-        raise Empty
-
-    def put(self, message: Any) -> None: ...
+    def sleep(self, timeout: float) -> None:
+        self.now += timeout
 
 
 def test_a_process_that_waits_too_long_gives_up(
@@ -202,7 +195,7 @@ def test_a_process_that_waits_too_long_gives_up(
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(channels, "time", clock)
-    monkeypatch.setitem(group.members[0]._received, 1, clock)
+    monkeypatch.setattr(group.members[0]._arrived, "wait", clock.sleep)
     found = in_threads([lambda: group.members[0].exchange(0, "a window")])
     assert str(found[0]) == (
         "process 0 has waited 601 s for process 1, at a window: all processes must make the same "
@@ -339,7 +332,7 @@ def test_a_failure_is_told_once(group: Group) -> None:
     group.members[1].fail(ValueError("planted"))
     until(lambda: group.members[0].failed and group.members[2].failed, "the message of process 1")
     group.members[0].close()  # which follows from the failure
-    until(lambda: not group.members[1]._received[0].empty(), "the end of the connection")
+    until(lambda: 0 in group.members[1]._gone, "the end of the connection")
     group.members[1].fail(ValueError("planted"))
     with pytest.raises(ProcessError, match="process 1 failed: ValueError: planted"):
         group.members[2].exchange(0, "a window")

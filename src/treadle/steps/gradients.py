@@ -36,9 +36,9 @@ def gradients(
         objective: Returns the loss, a scalar of a float dtype, or `(loss, aux)`, where `aux` is any
             structure. With a dict of variables: a dict of losses with the same names, or
             `(losses, aux)`. A loss may be `treadle.weighted(mean, count)`.
-        variables: A list of variables, a model (its trainable variables), or `{name: variables}` to
-            differentiate several losses of one forward pass, each with respect to its own
-            variables.
+        variables: A list of variables, a model (its trainable variables), a list of models and
+            layers, or `{name: variables}` to differentiate several losses of one forward pass, each
+            with respect to its own variables.
         unreached: What to do if the loss does not depend on a variable: `"error"` raises an error
             that names the variable, `"zeros"` returns a gradient of zeros.
 
@@ -186,7 +186,7 @@ def minimize(objective: Callable[[], Any], of: Any, optimizer: Any) -> Any:
 
     Args:
         objective: Returns the loss, as for `gradients`.
-        of: The variables to update: a model, a list of variables, or a dict of these.
+        of: The variables to update: a model, a list of variables or layers, or a dict of these.
         optimizer: A Keras optimizer; if `of` is a dict, a dict of optimizers with the same names.
 
     Returns:
@@ -271,11 +271,11 @@ def substituted(variables: Variables, values: Sequence[Tensor]) -> Generator[Non
 
 
 def listed(variables: Variables) -> list[Variable]:
-    """Return the given variables as a list; of a model, its trainable variables."""
+    """Return the given variables as a list; of models and layers, their trainable variables."""
     if hasattr(variables, "trainable_variables"):
         return list(variables.trainable_variables)
     if isinstance(variables, (list, tuple)):
-        return list(variables)
+        return [variable for each in variables for variable in listed(each)]
     return [variables]
 
 
