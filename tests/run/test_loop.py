@@ -14,7 +14,7 @@ from loops import ROWS, arrays, loop_of, make, same, source
 
 import treadle
 from treadle import data
-from treadle.errors import DirectoryError, StateError
+from treadle.errors import DataError, DirectoryError, StateError
 
 
 def test_fit_reports_every_epoch_and_every_step() -> None:
@@ -161,6 +161,27 @@ def test_single_steps_by_hand_and_windows_agree_bit_for_bit() -> None:
     with loop_of() as single:
         losses = [single.step((x[i : i + 8], y[i : i + 8]))["loss"] for i in range(0, ROWS, 8)]
     np.testing.assert_array_equal(whole.history.steps("loss"), np.array(losses, "float32"))
+
+
+def test_what_is_read_to_the_end_must_have_one() -> None:
+    """Training is cut into epochs; `evaluate`, `predict` and a validation would never return."""
+    x, y = arrays(1)
+    stream = data.closed_loop(lambda loop: (x[:4], y[:4]))
+    expected = (
+        "{} reads its data to the end, but this source never ends: choose how many batches with "
+        "treadle.data.limited(source, batches)"
+    )
+    with loop_of() as loop:
+        loop.fit(stream, steps=2)
+        for read, what in (
+            (lambda: loop.evaluate(stream), "evaluate"),
+            (lambda: loop.predict(stream), "predict"),
+            (lambda: loop.fit(source(), validation={"held": stream}, epochs=1), "validation"),
+        ):
+            with pytest.raises(DataError) as raised:
+                read()
+            assert str(raised.value) == expected.format(what)
+        assert loop.evaluate(data.limited(stream, 2))
 
 
 def test_evaluate_predict_and_call_change_nothing() -> None:

@@ -160,7 +160,7 @@ BEST = {"best": 0.5, "best_step": 3, "last_step": 4, "waited": 1}
 )
 def test_a_wrong_value_in_the_state_of_a_hook_is_named(hook, state, why):
     """Not only when the hook uses it, in the middle of training."""
-    name = type(hook).__name__
+    name = f"{type(hook).__name__}({hook.identity})" if hook.identity else type(hook).__name__
     with pytest.raises(CheckpointError) as caught:
         HookDispatcher([hook]).restore(saved(hooks={name: state}))
     text = f"{DAMAGED}the state of the hook {name} cannot be restored (ValueError: {why}"

@@ -100,7 +100,7 @@ def test_the_best_weights_are_not_copied_once_more(tmp_path: Path) -> None:
     look: list[Any] = []
     run(tmp_path, stopping, treadle.every("5 steps", lambda loop: look.append(stopping.state())))
     other = EarlyStopping("loss")
-    other.restore(saved(tmp_path).latest().hooks["EarlyStopping"])  # type: ignore[union-attr]
+    other.restore(saved(tmp_path).latest().hooks["EarlyStopping(loss min)"])  # type: ignore[union-attr]
     for state in (*look, other.state()):
         assert state["arrays"]
         assert not any(array.flags.writeable for array in state["arrays"].values())
@@ -281,3 +281,21 @@ def test_several_calls_and_saves_by_hand_are_no_other_process(tmp_path: Path) ->
             loop.fit(source(), steps=2)
             loop.save()
             assert loop.progress.step == steps
+
+
+@pytest.mark.parametrize("action", ["raise", "rollback"])
+def test_a_model_with_a_constant_that_is_not_finite_is_saved(tmp_path: Path, action: Any) -> None:
+    """A causal mask holds -inf from the start: only values that become non-finite are faults."""
+
+    def masked() -> treadle.Task:
+        made = task()
+        mask = np.array([0.0, -np.inf, np.nan], "float32")
+        made.mask = keras.Variable(mask, trainable=False, name="mask")  # pyright: ignore
+        return made
+
+    hooks = [Checkpoint(every="2 steps"), treadle.hooks.NonFinite(action)]
+    for epochs in (2, 4):  # the second run resumes
+        with treadle.Loop(masked(), tmp_path, hooks=hooks, override=True, console=False) as loop:
+            loop.fit(source(), epochs=epochs)
+        assert not [record for record in loop.history.records if "warning" in record.values]
+        assert saved(tmp_path).latest().progress.step == 3 * epochs

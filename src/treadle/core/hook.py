@@ -242,6 +242,9 @@ class Hook:
 
     Attributes:
         chief_only: Whether the hook is called only in the process that writes files.
+        identity: What distinguishes the hook from others of its class, such as the name of the
+            value that it monitors. A resumed run gives the hook the state that was saved by the
+            hook of the same class and identity.
 
     Example:
         >>> class Loud(Hook):
@@ -252,6 +255,7 @@ class Hook:
     """
 
     chief_only: bool = False
+    identity: str = ""
 
     def start(self, loop: LoopView) -> None:
         """Called before the first step of a call that trains, such as `fit`."""

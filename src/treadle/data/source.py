@@ -7,6 +7,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 from ..backends.window import Window
 from ..core.hook import LoopView
+from ..errors import DataError
 
 Position = Mapping[str, Any]
 """The state of a reader in addition to (epoch, batch): JSON types and NumPy arrays."""
@@ -171,6 +172,24 @@ def read_from(source: Source, request: ReadRequest) -> Reader:
         ordered=request.ordered,
         **more,
     )
+
+
+def check_it_ends(source: Source, what: str) -> Source:
+    """Return a source that is read to its end.
+
+    Args:
+        source: The source.
+        what: What reads it, for the message.
+
+    Raises:
+        DataError: It is known never to end.
+    """
+    if source.endless:
+        raise DataError(
+            f"{what} reads its data to the end, but this source never ends: choose how many "
+            "batches with treadle.data.limited(source, batches)"
+        )
+    return source
 
 
 def shards_of(source: Any) -> int | None:

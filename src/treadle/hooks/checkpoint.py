@@ -237,10 +237,11 @@ class Checkpoint(Hook):
 
     def _is_non_finite(self, loop: LoopView, begins: bool) -> bool:
         """Return whether the state became non-finite since the start, and log a warning if so."""
-        bad = set(not_finite(loop.state))
+        found = not_finite(loop.state)
         if begins or loop.progress.step == 0:
-            self._exempt = bad
-        bad -= self._exempt
+            self._exempt = {p for p, v in found.items() if not getattr(v, "trainable", True)}
+            return False
+        bad = {*found} - self._exempt
         if bad:
             loop.log(
                 {

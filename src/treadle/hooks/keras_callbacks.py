@@ -108,6 +108,10 @@ class KerasCallbacks(DetailedHook):
         import keras  # late: it fixes the backend, which may not be chosen yet at import
 
         self._callbacks = [_checked(callback) for callback in _flattened(callbacks)]
+        self.identity = ", ".join(
+            " ".join([type(x).__name__, *filter(None, [getattr(x, "monitor", None)])])
+            for x in self._callbacks
+        )
         kinds = keras.callbacks
         if not any(isinstance(callback, kinds.History) for callback in self._callbacks):
             self._callbacks.append(kinds.History())  # as `fit` does: it is `model.history`

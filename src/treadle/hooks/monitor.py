@@ -67,6 +67,11 @@ class Monitor:
         self.waited = 0
 
     @property
+    def identity(self) -> str:
+        """The monitored name and the direction, which tell apart the hooks that monitor values."""
+        return f"{self.name} {'min' if self._sign > 0 else 'max'}"
+
+    @property
     def seen(self) -> bool:
         """Whether any record has contained the value."""
         return self._last_step >= 0

@@ -51,7 +51,7 @@ class LossSpikes(Hook):
     """
 
     def __init__(self, monitor: str = "loss") -> None:
-        self._monitor = monitor
+        self._monitor = self.identity = monitor
         self._resumed = False
         self._begin()
 

@@ -53,6 +53,7 @@ class BestWeights(Hook):
         if min_delta < 0:
             raise ConfigurationError(f"{owner} needs a min_delta of at least 0, not {min_delta!r}")
         self._monitor = Monitor(owner, monitor, direction, min_delta)
+        self.identity = self._monitor.identity
         self._resumed = False
         self._begin()
 
@@ -223,6 +224,7 @@ class ReduceOnPlateau(Hook):
                     f"ReduceOnPlateau needs a {name} of at least {least[name]}, not {value!r}"
                 )
         self._monitor = Monitor("ReduceOnPlateau", monitor, direction, min_delta)
+        self.identity = " ".join(filter(None, (self._monitor.identity, optimizer)))
         self._factor, self._patience, self._cooldown = factor, patience, cooldown
         self._minimum, self._optimizer = minimum, optimizer
         self._cooling, self._resumed = 0, False

@@ -1,5 +1,6 @@
 """Hook dispatch: calls the hooks of a run."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -7,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import hooks
 from ..checkpoint import Checkpoint
 from ..core.claims import gone
 from ..core.hook import DetailedHook, Hook, LoopView
@@ -26,6 +28,10 @@ _EMPTY = frozenset(
     )
     for name in names
 )
+
+
+def _has_state(hook: Hook) -> bool:
+    return getattr(type(hook), "state", Hook.state) is not Hook.state
 
 
 def is_own(hook: Hook) -> bool:
@@ -71,6 +77,26 @@ class HookDispatcher:
                 states[name] = hook.state()
         return states
 
+    def unmatched(self, found: Checkpoint) -> tuple[list[str], list[str]]:
+        """Return the saved states that fit no hook, and the hooks that have no saved state.
+
+        States of hooks that only write files are left out: without them, the run is the same.
+        """
+        now = {name: hook for name, hook in self._named() if not hook.chief_only}
+        saved = [
+            name
+            for name, state in found.hooks.items()
+            if state and not getattr(hooks, re.split(r"\W", name)[0], Hook).chief_only
+        ]
+        without = [
+            name
+            for name, hook in now.items()
+            if not found.hooks.get(name)
+            and (hook.identity or not is_own(hook))
+            and _has_state(hook)
+        ]
+        return [name for name in saved if name not in now], without
+
     def restore(self, found: Checkpoint) -> None:
         """Restore the state of each hook that has a saved state under its name.
 
@@ -85,9 +111,15 @@ class HookDispatcher:
                 hook.restore(state)
 
     def _named(self) -> Iterator[tuple[str, Hook]]:
+        """Yield the hooks with the names of their states: class, identity, and a number if equal.
+
+        Not the class alone: a script may remove, add or move a hook before it resumes a run.
+        """
         counts: Counter[str] = Counter()
         for hook in self._hooks:
             name = type(hook).__name__
+            if hook.identity:
+                name += f"({hook.identity})"
             yield f"{name}-{counts[name] + 1}" if counts[name] else name, hook
             counts[name] += 1
 

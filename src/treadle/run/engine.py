@@ -267,7 +267,9 @@ class Engine:
         elif run.resume.state is not None or run.progress.batch:  # at the end of an epoch
             self._start_without_batches(source)
         if source.inexact and run.services.directory is not None:
-            run.services.reporter.warn(f"a resume of this run may not be exact: {source.inexact}")
+            text = f"a resume of this run may not be exact: {source.inexact}"
+            if run.services.reporter.warn(text):
+                run.record("log", {"warning": text})
 
     def _start_without_batches(self, source: Source) -> None:
         """Begin where the open epoch has no further batch."""

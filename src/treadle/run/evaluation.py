@@ -20,7 +20,7 @@ from ..core.processes import process_group
 from ..core.progress import Progress
 from ..data import as_source, random_states
 from ..data.leaves import native
-from ..data.source import ReadRequest, Source, read_from
+from ..data.source import ReadRequest, Source, check_it_ends, read_from
 from ..errors import DataError, TreadleError
 from ..steps.building import build
 from ..steps.compiled_step import CompiledStep
@@ -105,10 +105,11 @@ class Evaluation:
 
         Raises:
             ConfigurationError: If the task has no `eval_step`.
-            DataError: If the source has no batch.
+            DataError: If the source has no batch, or is known never to end.
         """
         check_eval_step(self._task)
-        feed, source = Feed(even=process_group().size > 1), as_source(source)
+        feed = Feed(even=process_group().size > 1)
+        source = check_it_ends(as_source(source), "evaluate")
         feed.open(source, Progress(), loop)
         self.position = 0, source.length
         try:
@@ -244,7 +245,7 @@ class Evaluation:
 
     def predict(self, source: Any, loop: LoopView) -> Any:
         """Return the outputs of `predict_step` for all batches, joined on the first axis."""
-        source = as_source(source)
+        source = check_it_ends(as_source(source), "predict")
         reader = read_from(source, ReadRequest(0, seed=run_seed(), loop=loop, ordered=True))
         predictions: Predictions = process_group().divided(
             Predictions(source.length), lambda batch: self._predicting(batch).call, self._divides

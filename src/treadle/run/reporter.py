@@ -1,5 +1,6 @@
 """Messages about a run: in the console if progress is shown, else as Python warnings."""
 
+import sys
 import warnings
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,6 +20,7 @@ class Reporter:
 
     def __init__(self, consoles: Sequence[Console] = (), silent: bool = False) -> None:
         self._consoles, self._silent = tuple(consoles), silent
+        self._warned: set[str] = set()
 
     @property
     def has_console(self) -> bool:
@@ -39,14 +41,23 @@ class Reporter:
                 stack.enter_context(console.activity(text))
             yield
 
-    def warn(self, text: str) -> None:
+    def warn(self, text: str) -> bool:
         """Print a warning in the console if progress is shown, else issue a Python warning.
 
-        An empty text does nothing.
+        Each text comes once in a run. An empty text does nothing.
+
+        Returns:
+            Whether this is the first time.
         """
-        if self._silent or not text:
-            return
+        if not text or text in self._warned:
+            return False
+        self._warned.add(text)
         if self._consoles:
             self.print(f"warning: {text}", "yellow")
-        else:
-            warnings.warn(printable(text), TreadleWarning, stacklevel=2)
+        elif not self._silent:
+            # With a registry of its own: Python's would show the text once in a process, and the
+            # next run would not have it.
+            caller = sys._getframe(1)  # type: ignore[reportPrivateUsage]
+            place = caller.f_code.co_filename, caller.f_lineno
+            warnings.warn_explicit(printable(text), TreadleWarning, *place, registry={})
+        return True

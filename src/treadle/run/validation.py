@@ -7,7 +7,7 @@ from ..core.identity import source_facts
 from ..core.progress import Progress
 from ..core.triggers import Span, When
 from ..data import as_source
-from ..data.source import Source
+from ..data.source import Source, check_it_ends
 from ..steps.results import merged
 
 
@@ -32,7 +32,11 @@ class Validation:
             every: The interval, such as `"1 epoch"`, or a trigger.
         """
         named = validation if isinstance(validation, dict) else {"": validation}
-        sets = {str(name): as_source(part) for name, part in named.items() if part is not None}
+        sets = {
+            str(name): check_it_ends(as_source(part), "validation")
+            for name, part in named.items()
+            if part is not None
+        }
         when = every if isinstance(every, When) else When(Span.parse(every))
         return cls(when, sets) if sets else None
 
