@@ -70,6 +70,17 @@ def assumes_cpu(pytestconfig):
         pytest.skip("assumes a CPU")
 
 
+def _check_kept(config, items, kept):
+    """End if a test that must run by default has another name now, and would not run unnoticed."""
+    if any("::" in argument for argument in config.args):
+        return
+    files, names = {item.nodeid.partition("::")[0] for item in items}, {x.nodeid for x in items}
+    gone = sorted(x for x in kept if x.partition("::")[0] in files and x not in names)
+    if gone:
+        raise pytest.UsageError(f"{selection.KEPT} names tests that are gone: {', '.join(gone)}")
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-k` deselects some
 def pytest_collection_modifyitems(config, items):
     """Deselect long tests.
 
@@ -78,6 +89,7 @@ def pytest_collection_modifyitems(config, items):
     if config.option.all:
         return
     slow, kept = selection.of(os.environ.get("KERAS_BACKEND", ""))
+    _check_kept(config, items, kept)
     out = [
         item
         for item in items

@@ -10,7 +10,7 @@ import pytest
 
 import treadle
 from treadle.checkpoint import Checkpoints
-from treadle.errors import DirectoryError
+from treadle.errors import ConfigurationError, TreadleWarning
 from treadle.hooks import BestWeights, Checkpoint, EarlyStopping, KerasCallbacks, ReduceOnPlateau
 
 # Each falls and rises at other epochs, so that states that were exchanged are seen.
@@ -60,14 +60,12 @@ def weight(loop: treadle.Loop) -> float:
 def test_the_best_weights_are_those_of_the_hook_that_is_left(tmp_path: Path) -> None:
     """The value of the removed hook was best in epoch 1, that of the other is in epoch 6."""
     run(tmp_path, BestWeights("error"), BestWeights("loss"), until=4)
-    with pytest.raises(DirectoryError) as raised:
-        run(tmp_path, BestWeights("loss"))
-    assert str(raised.value) == (
-        f"{tmp_path} holds a run with the states of other hooks: hooks was ['BestWeights(error "
-        "min)'], now []. Choose another directory, start from scratch with fresh=True (--fresh), "
-        "or resume the run anyway with override=True (--override)"
-    )
-    assert weight(run(tmp_path, BestWeights("loss"), override={"hooks"})) == 6
+    with pytest.warns(TreadleWarning) as caught:
+        assert weight(run(tmp_path, BestWeights("loss"))) == 6
+    assert [str(x.message) for x in caught if x.category is TreadleWarning] == [
+        "states of hooks in the checkpoint of step 4: BestWeights(error min) fits no hook of the "
+        "script and is lost"
+    ]
 
 
 @pytest.mark.parametrize("kind", [BestWeights, EarlyStopping])
@@ -114,11 +112,12 @@ def test_hooks_of_users_are_told_apart_by_their_identity(tmp_path: Path) -> None
     run(tmp_path, Counts("a"), Counts("b"), Counts(), Counts(), until=3)
     assert {"Counts(a)", "Counts(b)", "Counts", "Counts-2"} <= saved_names(tmp_path)
     hooks = [Counts("b"), Counts("c"), Counts()]
-    with pytest.raises(
-        DirectoryError, match=r"was \['Counts\(a\)', 'Counts-2'\], now \['Counts\(c\)'\]"
-    ):
+    said = (
+        r"of step 3: Counts\(a\), Counts-2 fits no hook of the script and is lost; Counts\(c\) has "
+        "none and begins$"
+    )
+    with pytest.warns(TreadleWarning, match=said):
         run(tmp_path, *hooks)
-    run(tmp_path, *hooks, override=True)
     assert [hook.count for hook in hooks] == [8, 5, 8]
 
 
@@ -127,9 +126,55 @@ def saved_names(directory: Path) -> set[str]:
     return {*Checkpoints(directory / "checkpoints").latest().hooks}
 
 
+class Writes(Counts):
+    """A hook that only the process that writes files calls."""
+
+    chief_only = True
+
+
+@pytest.mark.filterwarnings("error::treadle.errors.TreadleWarning")
+def test_hooks_that_stay_are_not_mentioned(tmp_path: Path) -> None:
+    def hooks() -> list[Any]:
+        return [Writes(), treadle.hooks.LossSpikes(), treadle.hooks.NonFinite("rollback")]
+
+    run(tmp_path, *hooks(), until=3)
+    again = hooks()
+    run(tmp_path, *again)
+    assert again[0].count == EPOCHS
+
+
+@pytest.mark.filterwarnings("error::treadle.errors.TreadleWarning")
+def test_default_hooks_may_be_replaced(tmp_path: Path) -> None:
+    run(tmp_path, until=3)
+    terminating = keras.callbacks.TerminateOnNaN()  # replaces NonFinite
+    assert weight(run(tmp_path, KerasCallbacks([terminating]))) == EPOCHS
+
+
+def test_an_identity_is_a_text() -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        treadle.Loop(Drift(), hooks=[Counts(3)], console=False)  # type: ignore[arg-type]
+    assert str(raised.value) == (
+        "Counts.identity must be a text that tells the hook from others of its class, not 3"
+    )
+
+
 def test_keras_callbacks_are_told_apart_by_what_they_monitor(tmp_path: Path) -> None:
     stopping = keras.callbacks.EarlyStopping
-    hooks = [KerasCallbacks([stopping(name, patience=9)]) for name in VALUES]
-    assert [hook.identity for hook in hooks] == ["EarlyStopping error", "EarlyStopping loss"]
-    run(tmp_path, *hooks, until=2)
-    assert "KerasCallbacks(EarlyStopping loss)" in saved_names(tmp_path)
+
+    def hooks() -> list[KerasCallbacks]:
+        return [KerasCallbacks([stopping(name, patience=9)]) for name in VALUES]
+
+    assert [hook.identity for hook in hooks()] == ["EarlyStopping error", "EarlyStopping loss"]
+    run(tmp_path, *hooks(), until=7)
+    swapped = hooks()[::-1]
+    run(tmp_path, *swapped)
+    assert [hook._callbacks[0].best_epoch for hook in swapped] == [5, 0]
+
+
+def test_a_callback_may_be_added_to_the_others(tmp_path: Path) -> None:
+    stopping = keras.callbacks.EarlyStopping("loss", patience=9)
+    run(tmp_path, KerasCallbacks([stopping]), until=7)
+    stopping = keras.callbacks.EarlyStopping("loss", patience=9)
+    saving = keras.callbacks.ModelCheckpoint(tmp_path / "model.keras", "error")
+    run(tmp_path, KerasCallbacks([saving, stopping]))
+    assert stopping.best_epoch == 5

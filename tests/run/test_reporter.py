@@ -46,3 +46,13 @@ def test_that_a_resume_may_not_be_exact_is_said_in_each_run_and_in_its_log(tmp_p
             loop.fit(batches, epochs=2)
         found = [x.values["warning"] for x in loop.history.records if "warning" in x.values]
         assert len(found) == 1 and found[0].startswith("a resume of this run may not be exact")
+
+
+def test_a_resumed_run_warns_again_and_does_not_log_it_again(tmp_path: Path) -> None:
+    for steps in (4, 6):
+        loop = loop_of(directory=tmp_path, override=True)
+        with pytest.warns(TreadleWarning, match="a resume of this run may not be exact"), loop:
+            loop.fit(batches, steps=steps)
+    assert loop.progress.step == 6
+    log = (tmp_path / "log.jsonl").read_text()
+    assert log.count("a resume of this run may not be exact") == 1

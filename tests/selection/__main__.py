@@ -41,13 +41,17 @@ def differences(
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/slow-tests", description=__doc__)
-    parser.add_argument("file", type=Path, help="output of scripts/test --all --durations=0 -vv")
+    command = "scripts/test --all --durations=0 --durations-min=0.3"
+    parser.add_argument("file", type=Path, help=f"the output of {command}")
     parser.add_argument("--write", action="store_true", help="write what was measured as the list")
     asked = parser.parse_args()
     seconds = measured(asked.file.read_text())
     seconds = {key: value for key, value in seconds.items() if value >= selection.SECONDS}
     if not seconds:
         print(f"error: {asked.file} names no test of 1 s or more; see --help", file=sys.stderr)
+        return 2
+    if missing := {of for of, _ in selection.slow()} - {of for of, _ in seconds}:
+        print(f"error: {asked.file} has no durations of {', '.join(missing)}", file=sys.stderr)
         return 2
     lines = differences(seconds, selection.slow())
     print("\n".join(lines) or "The list is that of the run.")

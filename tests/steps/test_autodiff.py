@@ -35,6 +35,20 @@ def test_variables_come_as_lists_tuples_models_or_alone() -> None:
     assert [tuple(g.shape) for g in grads] == [(1, 1), (1,)]
 
 
+def test_variables_that_listed_layers_share_come_once() -> None:
+    layer = keras.layers.Dense(1)
+    layer.build((None, 1))
+    a, optimizer = weight(3.0), keras.optimizers.SGD(0.1)
+    before = number(layer.bias[0])
+
+    def objective() -> Any:
+        return ops.sum(layer(ops.ones((1, 1)))) + a * a
+
+    treadle.minimize(objective, [layer, a, keras.Sequential([layer]), layer.bias], optimizer)
+    assert number(layer.bias[0]) == pytest.approx(before - 0.1)
+    assert number(a) == pytest.approx(3.0 - 0.1 * 6)
+
+
 def test_a_tuple_is_a_loss_and_anything() -> None:
     a = weight()
     result, _ = treadle.gradients(lambda: (a * a, "extra", [1, None]), [a])

@@ -109,8 +109,7 @@ class KerasCallbacks(DetailedHook):
 
         self._callbacks = [_checked(callback) for callback in _flattened(callbacks)]
         self.identity = ", ".join(
-            " ".join([type(x).__name__, *filter(None, [getattr(x, "monitor", None)])])
-            for x in self._callbacks
+            f"{type(x).__name__} {x.monitor}" for x in self._callbacks if hasattr(x, "monitor")
         )
         kinds = keras.callbacks
         if not any(isinstance(callback, kinds.History) for callback in self._callbacks):

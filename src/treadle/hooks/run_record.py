@@ -1,6 +1,6 @@
 """The record of a run, `run.json`: its configuration, versions, and whether it is finished."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -170,20 +170,6 @@ class RunRecord(Hook):
         """
         what = f"{self.path} holds a run that began with other Python values"
         self._compare(what, {"constants": before}, {"constants": now})
-
-    def compare_hooks(self, before: Sequence[str], now: Sequence[str]) -> None:
-        """Compare the hooks of the recorded run that have states with those of the script.
-
-        Args:
-            before: The states in the checkpoint that fit no hook of the script.
-            now: The hooks of the script that have a state, but none in the checkpoint.
-
-        Raises:
-            DirectoryError: If a state fits no hook, and no override allows that.
-        """
-        if before:
-            what = f"{self.path} holds a run with the states of other hooks"
-            self._compare(what, {"hooks": [*before]}, {"hooks": [*now]})
 
     def may_lose(self, changed: Mapping[str, str]) -> bool:
         """Return whether an override allows resuming without these changes; record them if so."""

@@ -31,7 +31,16 @@ _EMPTY = frozenset(
 
 
 def _has_state(hook: Hook) -> bool:
-    return getattr(type(hook), "state", Hook.state) is not Hook.state
+    return type(hook).state is not Hook.state
+
+
+def _class_of(name: str) -> str:
+    """Return the class in the name of a state, such as `EarlyStopping(val_loss min)`."""
+    return re.split(r"[-(]", name)[0]
+
+
+def _is_told(name: str) -> bool:
+    return "(" in name or not hasattr(hooks, _class_of(name))
 
 
 def is_own(hook: Hook) -> bool:
@@ -77,38 +86,35 @@ class HookDispatcher:
                 states[name] = hook.state()
         return states
 
-    def unmatched(self, found: Checkpoint) -> tuple[list[str], list[str]]:
-        """Return the saved states that fit no hook, and the hooks that have no saved state.
-
-        States of hooks that only write files are left out: without them, the run is the same.
-        """
-        now = {name: hook for name, hook in self._named() if not hook.chief_only}
-        saved = [
-            name
-            for name, state in found.hooks.items()
-            if state and not getattr(hooks, re.split(r"\W", name)[0], Hook).chief_only
-        ]
-        without = [
-            name
-            for name, hook in now.items()
-            if not found.hooks.get(name)
-            and (hook.identity or not is_own(hook))
-            and _has_state(hook)
-        ]
-        return [name for name in saved if name not in now], without
-
-    def restore(self, found: Checkpoint) -> None:
+    def restore(self, found: Checkpoint) -> str:
         """Restore the state of each hook that has a saved state under its name.
+
+        Returns:
+            A sentence about the saved states that fit no hook, and the hooks that have no saved
+            state; empty without them. Treadle's hooks whose names have no identity are left out:
+            they only report, or are there by default.
 
         Raises:
             CheckpointError: If one of Treadle's own hooks cannot read its state.
         """
-        for name, hook in self._named():
-            state = found.hooks.get(name)
+        named = dict(self._named())
+        saved = dict(found.hooks)
+        alone = [name for name, hook in named.items() if isinstance(hook, hooks.KerasCallbacks)]
+        theirs = [name for name in saved if _class_of(name) == "KerasCallbacks"]
+        if len(alone) == len(theirs) == 1:  # its state has a part for each callback
+            saved[alone[0]] = saved.pop(theirs[0])
+        for name, hook in named.items():
+            state = saved.get(name)
             if not state or hook not in self._called:
                 continue
             with found.reading(f"the state of the hook {name}") if is_own(hook) else nullcontext():
                 hook.restore(state)
+        lost = [x for x, state in saved.items() if state and x not in named and _is_told(x)]
+        new = [x for x in named if x not in saved and _is_told(x) and _has_state(named[x])]
+        parts = [f"{', '.join(lost)} fits no hook of the script and is lost"] if lost else []
+        parts += [f"{', '.join(new)} has none and begins"] if new else []
+        what = f"states of hooks in the checkpoint of step {found.progress.step}"
+        return f"{what}: {'; '.join(parts)}" if parts else ""
 
     def _named(self) -> Iterator[tuple[str, Hook]]:
         """Yield the hooks with the names of their states: class, identity, and a number if equal.

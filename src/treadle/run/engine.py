@@ -268,7 +268,8 @@ class Engine:
             self._start_without_batches(source)
         if source.inexact and run.services.directory is not None:
             text = f"a resume of this run may not be exact: {source.inexact}"
-            if run.services.reporter.warn(text):
+            known = any(record.values.get("warning") == text for record in run.history.records)
+            if run.services.reporter.warn(text) and not known:
                 run.record("log", {"warning": text})
 
     def _start_without_batches(self, source: Source) -> None:

@@ -58,6 +58,12 @@ class Reporter:
             # With a registry of its own: Python's would show the text once in a process, and the
             # next run would not have it.
             caller = sys._getframe(1)  # type: ignore[reportPrivateUsage]
-            place = caller.f_code.co_filename, caller.f_lineno
-            warnings.warn_explicit(printable(text), TreadleWarning, *place, registry={})
+            warnings.warn_explicit(
+                printable(text),
+                TreadleWarning,
+                caller.f_code.co_filename,
+                caller.f_lineno,
+                caller.f_globals.get("__name__"),
+                registry={},
+            )
         return True

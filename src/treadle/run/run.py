@@ -174,12 +174,9 @@ class Run:
         self.trigger_check, self.evaluation.calls = saved.trigger_check, saved.function_calls
         self.epoch_source.restore(saved.epoch_source, self.progress.step)
         self.history = self._recorded_history(saved.checkpoint())
-        found = saved.checkpoint()
-        lost, new = self.services.hooks.unmatched(found)
-        record = self.services.record
-        if saved.progress.step and record is not None:
-            record.compare_hooks(lost, new)
-        self.services.hooks.restore(found)
+        text = self.services.hooks.restore(saved.checkpoint())
+        if saved.progress.step:
+            self.services.reporter.warn(text)
 
     def _recorded_history(self, at: Checkpoint | None = None) -> History:
         """Return the history of the run from its log, up to a checkpoint or to its end."""

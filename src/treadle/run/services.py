@@ -284,6 +284,12 @@ def _sorted(given: Sequence[Any]) -> tuple[list[Scheduled], list[Hook]]:
                 f"{hook!r} is not a hook: schedule a function with treadle.every('200 steps', "
                 "function), or pass a treadle.Hook"
             )
+        identity: Any = getattr(hook, "identity", "")
+        if not isinstance(identity, str):
+            raise ConfigurationError(
+                f"{type(hook).__name__}.identity must be a text that tells the hook from others of "
+                f"its class, not {identity!r}"
+            )
         if isinstance(hook, Hook) and not is_own(hook):
             check_methods(hook)
     scheduled = [hook for hook in given if isinstance(hook, Scheduled)]

@@ -17,7 +17,7 @@ from .control_flow import inside
 from .loss_scale import scaled, unscaled
 from .probes import GRADIENTS, INPUT_GRADIENTS, SLOPES, Probe, reported
 
-Variables = Any  # a list of variables, or a model, layer or metric that has some
+Variables = Any  # a model, layer or metric, or a list of these and of variables
 Named = Mapping[str, Sequence[Variable]]  # the variables of each loss
 ONLY = ""  # the internal name of a single, unnamed loss
 
@@ -186,7 +186,7 @@ def minimize(objective: Callable[[], Any], of: Any, optimizer: Any) -> Any:
 
     Args:
         objective: Returns the loss, as for `gradients`.
-        of: The variables to update: a model, a list of variables or layers, or a dict of these.
+        of: The variables to update: a model, a list of variables, models and layers, or a dict.
         optimizer: A Keras optimizer; if `of` is a dict, a dict of optimizers with the same names.
 
     Returns:
@@ -274,9 +274,11 @@ def listed(variables: Variables) -> list[Variable]:
     """Return the given variables as a list; of models and layers, their trainable variables."""
     if hasattr(variables, "trainable_variables"):
         return list(variables.trainable_variables)
-    if isinstance(variables, (list, tuple)):
-        return [variable for each in variables for variable in listed(each)]
-    return [variables]
+    if not isinstance(variables, (list, tuple)):
+        return [variables]
+    if any(hasattr(each, "trainable_variables") for each in variables):  # layers may share some
+        return list({id(v): v for each in variables for v in listed(each)}.values())
+    return list(variables)
 
 
 def _dry_gradients(
