@@ -1,11 +1,11 @@
 """Objects of Keras in objects of Keras: their variables are found, compiled in, saved, restored."""
 
+from collections import UserDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -420,10 +420,10 @@ class Hiding(keras.optimizers.SGD):
 
     def __init__(self, hidden: Any) -> None:
         super().__init__(0.1)
-        self.hidden = SimpleNamespace(part=hidden)
+        self.hidden = UserDict(part=hidden)
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-        used(self.hidden.part, ops.ones((1, 1)))
+        used(self.hidden["part"], ops.ones((1, 1)))
         return super().apply(grads, trainable_variables)
 
 

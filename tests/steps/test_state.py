@@ -1,7 +1,7 @@
 """Finding, naming, reading and setting the variables of a task."""
 
 import dataclasses
-from types import SimpleNamespace
+from collections import UserDict
 from typing import Any
 
 import keras
@@ -60,7 +60,7 @@ def test_containers_of_all_kinds() -> None:
 
 
 def test_other_objects_are_not_searched() -> None:
-    assert paths(other=SimpleNamespace(hidden=variable()), function=lambda: variable()) == []
+    assert paths(other=UserDict(hidden=variable()), function=lambda: variable()) == []
 
 
 def test_a_variable_held_twice_is_found_once_under_its_first_name() -> None:

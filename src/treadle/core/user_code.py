@@ -218,23 +218,41 @@ def function_of(thing: Any) -> FunctionType | None:
         >>> function_of(partial(double, 3)).__name__
         'double'
     """
+    functions = functions_of(thing)
+    return functions[-1] if functions else None
+
+
+def functions_of(thing: Any) -> list[FunctionType]:
+    """Return the Python functions of a callable that others wrap, from the outermost inwards.
+
+    Example:
+        >>> import functools
+        >>> def double(x): return 2 * x
+        >>> @functools.wraps(double)
+        ... def wrapper(x): return double(x)
+        >>> [function.__code__.co_name for function in functions_of(wrapper)]
+        ['wrapper', 'double']
+    """
+    found: list[FunctionType] = []
     for _ in range(DEEPEST):
         kind = type(thing)
         if issubclass(kind, type | ModuleType):
-            return None
+            break
         if issubclass(kind, partial):
             thing = thing.func
             continue
         if issubclass(kind, property):
             thing = thing.fget
             continue
+        if issubclass(kind, FunctionType):
+            found.append(thing)
         for name in WRAPPERS:
             if inspect.getattr_static(thing, name, None) is not None:
                 thing = getattr(thing, name)
                 break
         else:
-            return thing if issubclass(kind, FunctionType) else None
-    return None
+            break
+    return found
 
 
 def closure_of(function: FunctionType) -> dict[str, Any]:
@@ -290,13 +308,13 @@ class _Code:
 
     def take(self, thing: Any) -> None:
         """Add a function, unwrapped if needed, and everything that it refers to by name."""
-        function = function_of(thing)
-        if function is None or not self._first(function):
-            return
-        if not self._project.owns(function.__globals__):
-            return
+        for function in functions_of(thing):
+            if self._first(function) and self._project.owns(function.__globals__):
+                self._take_function(function)
+
+    def _take_function(self, function: FunctionType) -> None:
         try:
-            source = inspect.getsource(function)
+            source = inspect.getsource(function.__code__)  # of a function, it is the wrapped one's
         except (OSError, TypeError):
             return
         self._found(function.__qualname__, _without_comments(source))

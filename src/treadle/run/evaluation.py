@@ -24,6 +24,7 @@ from ..data.source import ReadRequest, Source, check_it_ends, read_from
 from ..errors import DataError, TreadleError
 from ..steps.building import build
 from ..steps.compiled_step import CompiledStep
+from ..steps.constants import fingerprints
 from ..steps.planning import Pace, places
 from ..steps.programs import program_of
 from ..steps.snapshot import Snapshot
@@ -339,8 +340,10 @@ class Evaluation:
             )
 
         name = getattr(function, "__name__", "the function")
+        own = State.read_by(function, self._task)
+        before = fingerprints(own)
         state, found = build(self._task, bound, arrays, name, self._options.preflight)
-        state.add_values_of(function)
+        state.add_constants(own, before)
         assigned = list(found.written.values())
         program = program_of(state, bound, self._options, name, native=False, assigned=assigned)
         draws = any(id(seed) in found.read for seed in state.seeds)

@@ -23,6 +23,7 @@ from ..core.tracebacks import noting
 from ..data.source import Source
 from ..hooks.run_record import RunRecord
 from ..steps.averages import Averages
+from ..steps.constants import too_large_text
 from ..steps.layer_statistics import StepStatistics
 from ..steps.planning import as_recorded
 from ..steps.python_values import PythonValues
@@ -306,6 +307,8 @@ class Run:
         if effects is None:
             return
         reporter.warn(effects.repeated)
+        if prepared is not None:
+            reporter.warn(too_large_text(prepared.state.too_large))
         for text in effects.news if self.services.directory is not None else ():
             reporter.warn(text)
         effects.repeated, effects.news = "", []

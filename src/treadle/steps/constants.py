@@ -25,12 +25,15 @@ class Constant(NamedTuple):
         write: Sets the value. Raises the error of Python or of the owner's class if it cannot.
         holder: The object whose attribute it is; None for an item of a container.
         name: The name of the attribute.
+        used_by_name: Whether only functions reach it, by a name. What a step changes itself in such
+            a container is left out, for example in a cache.
     """
 
     read: Callable[[], Any]
     write: Callable[[Any], None]
     holder: Any = None
     name: str = ""
+    used_by_name: bool = False
 
 
 class This:
@@ -85,8 +88,8 @@ def fingerprint(value: Any) -> Any:
     """Return the fingerprint of a value; large arrays are compared by identity only."""
     if isinstance(value, np.generic):
         item: Any = value.item()  # for other than plain values, such as dates, a new object
-        value = item if isinstance(item, (bool, int, float, str)) else np.asarray(value)
-    if isinstance(value, float):
+        value = item if isinstance(item, (bool, int, float, complex, str)) else np.asarray(value)
+    if isinstance(value, (float, complex)):
         return value if value == value else "nan"  # NaN is not equal to itself
     if isinstance(value, (bool, int, str, NoneType)):
         return value
@@ -95,6 +98,11 @@ def fingerprint(value: Any) -> Any:
     if not isinstance(value, np.ndarray) or value.nbytes > LARGE:
         return This(value)
     return value.shape, str(value.dtype), zlib.crc32(np.ascontiguousarray(value).tobytes())
+
+
+def fingerprints(constants: Mapping[str, Constant]) -> dict[str, Any]:
+    """Return the fingerprints of Python values, by path."""
+    return {path: fingerprint(constant.read()) for path, constant in constants.items()}
 
 
 def is_array(value: Any) -> bool:
@@ -171,6 +179,21 @@ def changes_text(changes: Changed) -> str:
         'scale changed from 1.0 to 2.0'
     """
     return "; ".join(f"{path} changed from {old} to {new}" for path, (old, new) in changes.items())
+
+
+def too_large_text(paths: Sequence[str]) -> str:
+    """Return a warning that not all values of some objects are compared; empty for none.
+
+    Example:
+        >>> too_large_text(["settings/words"])[:49]
+        'settings/words holds too many values to compare: '
+    """
+    if not paths:
+        return ""
+    return (
+        f"{', '.join(paths[:SHOWN])} holds too many values to compare: a compiled step does not "
+        "see if they change. Keep changing values in a keras.Variable"
+    )
 
 
 def tensor_kept(new: Any) -> bool:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from inspect import Signature
 from itertools import islice
@@ -10,6 +10,7 @@ from types import FunctionType, MethodType, NoneType
 from typing import Any
 
 import keras
+import numpy as np
 
 from ..backends.base import active
 from ..backends.types import Variable
@@ -17,16 +18,17 @@ from ..core.identity import MadeWith
 from ..core.keras_internals import global_seed_generator
 from ..core.keras_lists import BOOKKEEPING, listed, own_variables
 from ..core.logs import LOSS_SCALE
-from ..core.user_code import attributes_of, is_library, namespace_of_class
+from ..core.user_code import attributes_of
 from ..errors import StateError
-from .constants import Constant, is_array, part_of, set_attribute, set_part
+from .constants import LARGE, Constant, is_array, part_of, set_attribute, set_part
 from .derived import excluded, is_derived
 from .loss_scale import LossScale
-from .own_values import Searched, own_values
+from .own_values import PLAIN as SETTINGS
+from .own_values import Read, Searched, holds_settings, is_own, own_values, read_by_steps
 from .task import adapter
 
 _NO_ARRAYS = BOOKKEEPING | {"_parameters", "_buffers"}  # of a PyTorch module
-PLAIN = (bool, int, float, str, NoneType)
+PLAIN = (bool, int, float, complex, str, NoneType)
 # What most attributes of layers are: no state is in one of these types, or in an empty container.
 STATELESS = frozenset({*PLAIN, set, FunctionType, Signature})
 # Objects of Keras that may hold others, and that are walked after what the attributes of tasks,
@@ -59,6 +61,7 @@ _STATE = (
 )
 _PARTS = (keras.Layer, keras.metrics.Metric, keras.random.SeedGenerator)
 MOST_SEARCHED = 10_000  # objects that one of a user's class may hold; this runs once per epoch
+MOST_SETTINGS = 1_000  # values that an object of a user's class may hold
 
 
 class Discovery:
@@ -70,6 +73,7 @@ class Discovery:
         paths: The paths of the variables, by id.
         constants: Path to readable and writable Python value.
         arrays: Path to an attribute of an object of Keras that is an array, or that holds some.
+        too_large: Paths of objects and containers of which not all values are constants.
     """
 
     def __init__(self) -> None:
@@ -87,7 +91,11 @@ class Discovery:
         self.paths: dict[int, str] = {}
         self.constants: dict[str, Constant] = {}
         self.arrays: dict[str, Constant] = {}
+        self.too_large: list[str] = []
+        self._task: Any = None
+        self._functions: list[Any] = []  # that the task holds
         self._seen: set[int] = set()
+        self._holders: dict[str, Constant] = {}  # objects and containers without state
         self._named: set[int] = set()  # the optimizers whose slots have names
         self._deferred: list[tuple[str, Any]] = []
         self._metric_paths: list[str] = []
@@ -122,15 +130,18 @@ class Discovery:
         return found.constants
 
     def _walk_task(self, task: Any) -> None:
+        self._task = task
         self._seen.add(id(task))
         if is_derived(task):
             self.derived[""] = task
         self._walk_attributes(task, "", None)
         for name, part in adapter(task).unreached_parts().items():
             self._walk(part, name)
-        functions = [value for c in self.constants.values() if _is_function(value := c.read())]
-        kinds = frozenset(type(layer) for layer in self.layers)
-        self.constants |= _own_values(task, functions, kinds)
+        self._functions = [x for c in self.constants.values() if _is_function(x := c.read())]
+        self.constants |= _own_values(task, self._functions, self._kinds()).found
+
+    def _kinds(self) -> frozenset[type]:
+        return frozenset(type(layer) for layer in self.layers)
 
     def _complete(self) -> None:
         """Walk the deferred objects, and the optimizers.
@@ -148,6 +159,88 @@ class Discovery:
             for path, optimizer in ready or waiting:
                 self._add_optimizer(path, optimizer)
             self._walk_deferred()
+        searched = _own_values(self._task, self._functions, self._kinds())
+        self._add_settings(partial(_read_by_steps, self._task, searched))
+
+    @classmethod
+    def read_by(cls, task: Any, function: Callable[..., Any]) -> dict[str, Constant]:
+        """Find the Python values that a function uses by name, besides the state of a task."""
+        found = cls()
+        found._seen.add(id(task))
+        found.constants |= own_values([function], [])
+        found._add_settings(lambda kinds: read_by_steps([function], [], {type(task), *kinds}))
+        return found.constants
+
+    def _add_settings(self, reads: Callable[[frozenset[type]], Read]) -> None:
+        """Add the values that steps may read in containers and objects which hold no state.
+
+        Args:
+            reads: A function that returns what steps may read, since that depends on the classes of
+                these objects, whose methods steps may call.
+        """
+        kinds: frozenset[type] = frozenset()
+        while True:
+            read = reads(kinds)
+            found, held = dict[str, Constant](), set[type]()
+            self.too_large = []
+            for path, holder in {**self._holders, **read.holders}.items():
+                self._settings_in(path, holder, read, found, held)
+            if held <= kinds:
+                break
+            kinds |= held
+        for path, constant in found.items():
+            self.constants.setdefault(path, constant)
+
+    def _settings_in(
+        self,
+        path: str,
+        root: Constant,
+        read: Read,
+        found: dict[str, Constant],
+        kinds: set[type],
+    ) -> None:
+        """Find the plain values in a container or object, in an order that does not depend on them.
+
+        Args:
+            path: Its path.
+            root: Access to it.
+            read: What steps read.
+            found: The values, by path, to which those of this object are added.
+            kinds: The classes of the objects found, to which those in this object are added.
+        """
+        seen, by_name = set[int](), root.used_by_name
+        waiting = [(path, root)] if by_name or not root.name or read.reads(root.name) else []
+        for at, constant in waiting:
+            value = constant.read()
+            small = isinstance(value, np.ndarray) and value.nbytes <= LARGE
+            if isinstance(value, SETTINGS) or small:
+                found[at] = constant._replace(used_by_name=by_name)
+                continue
+            # What was visited with the task has its values there; roots without a name are visited.
+            visited = id(value) in self._seen and (by_name or constant is not root)
+            if visited or id(value) in seen or not self._is_holder(value):
+                continue
+            seen.add(id(value))
+            if constant.holder is not None or constant is not root:
+                found[at] = constant._replace(used_by_name=by_name)
+            if isinstance(value, (list, tuple, dict)):
+                keys: Any = list(value) if isinstance(value, dict) else range(len(value))
+                parts = [(f"{at}/{key}", _part(constant, key)) for key in keys]
+            else:
+                kinds.add(type(value))
+                names = filter(read.reads, attributes_of(value))
+                parts = [(f"{at}/{name}", _attribute(value, name, constant)) for name in names]
+            if len(waiting) + len(parts) > MOST_SETTINGS:
+                self.too_large.append(at)
+                continue
+            waiting += parts
+
+    def _is_holder(self, value: Any) -> bool:
+        """Return whether a value is a container or an object of a user's class without state."""
+        state = (*HOLDERS, *_STATE)
+        return holds_settings(value) and not (
+            isinstance(value, state) or self._backend.native_children(value) is not None
+        )
 
     def _walk_deferred(self) -> None:
         """Add what the attributes of deferred objects reach, and of those found by that."""
@@ -161,13 +254,12 @@ class Discovery:
                     self._walk(part, f"{path}/{name}")
             elif self._holds_more(thing):
                 self._walk_attributes(thing, path, None)
+            else:
+                self._holders[path] = _fixed(thing)
         self._deferred.clear()
 
     def _holds_more(self, thing: Any) -> bool:
-        """Return whether an object of a user's class reaches state that no other path reaches.
-
-        Objects without state stay as they are: their numbers change nothing in a step.
-        """
+        """Return whether an object of a user's class reaches state that no other path reaches."""
         seen = {id(thing): thing}
         for holder in (waiting := [thing]):
             for part in islice(self._parts(holder), MOST_SEARCHED):
@@ -313,6 +405,9 @@ class Discovery:
         for name, value in attributes.items():
             if not _is_stateless(value):  # skips most attributes: this runs once per epoch
                 self._walk(value, f"{path}/{name}")
+                if isinstance(value, (list, tuple, dict)) and is_own(type(layer)):
+                    stored = name if name in vars(layer) else f"_{name}"
+                    self._holders[f"{path}/{name}"] = _attribute(layer, stored, None)
         for kind, i, part in listed(layer, _PARTS):  # those without an attribute
             self._walk(part, f"{path}/{kind.strip('_')}/{i}")
         for i, variable in enumerate(variables):  # unnamed variables have Keras' automatic names
@@ -418,12 +513,6 @@ def _is_object(kind: type) -> bool:
     return issubclass(kind, _OBJECTS) and not issubclass(kind, keras.Layer)
 
 
-@cache
-def is_own(kind: type) -> bool:
-    """Return whether a class is the user's, and not one of a library."""
-    return not is_library(namespace_of_class(kind))
-
-
 def _is_inside(path: str, others: Iterable[str]) -> bool:
     """Return whether an object belongs to one of the objects with other paths."""
     return any(path.startswith(f"{other}/") for other in others)
@@ -434,7 +523,7 @@ def path_in(paths: Mapping[int, str], variable: Variable) -> str:
     return paths.get(id(variable)) or str(getattr(variable, "path", variable.name))
 
 
-def _own_values(task: Any, held: list[Any], layers: frozenset[type]) -> dict[str, Constant]:
+def _own_values(task: Any, held: list[Any], layers: frozenset[type]) -> Searched:
     """Return the plain values that the functions of a task and of its layers use by name.
 
     They are searched once for each set of functions and layers, since this takes milliseconds.
@@ -451,7 +540,16 @@ def _own_values(task: Any, held: list[Any], layers: frozenset[type]) -> dict[str
         known = Searched(functions, layers, found)
         if hasattr(type(task), "_own_values"):
             object.__setattr__(task, "_own_values", known)
-    return known.found
+    return known
+
+
+def _read_by_steps(task: Any, searched: Searched, kinds: frozenset[type]) -> Read:
+    """Return what steps may read by name if the objects of a task have certain classes."""
+    if kinds not in searched.read:
+        named = [type(task), *sorted(kinds, key=_name_of)]
+        layers = sorted(searched.kinds, key=_name_of)
+        searched.read[kinds] = read_by_steps(searched.functions, layers, named)
+    return searched.read[kinds]
 
 
 def _is_function(value: Any) -> bool:
@@ -468,6 +566,11 @@ def _attribute(holder: Any, name: str, owner: Constant | None) -> Constant:
         partial(set_attribute, holder, name, owner),
     )
     return Constant(reads, writes, holder, name)
+
+
+def _fixed(thing: Any) -> Constant:
+    """Return an object as a constant whose parts can be set, but which itself cannot."""
+    return Constant(lambda: thing, lambda value: None)
 
 
 def _part(whole: Constant, key: Any) -> Constant:

@@ -1,4 +1,4 @@
-"""Plain values that the user's functions use by name: globals, and variables that they close over.
+"""Values that the user's functions use by name: globals, default arguments and closures.
 
 A compiled step takes them as constants, like the attributes of the task: if one has changed, the
 step is compiled again. Names that a function itself assigns (`global`, `nonlocal`) are left out.
@@ -6,18 +6,71 @@ step is compiled again. Names that a function itself assigns (`global`, `nonloca
 
 import dis
 import enum
+from argparse import Namespace
 from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import lru_cache, partial
-from types import CellType, CodeType, FunctionType, ModuleType, NoneType
+from dataclasses import dataclass, field
+from functools import cache, lru_cache, partial
+from types import (
+    CellType,
+    CodeType,
+    FunctionType,
+    MethodType,
+    ModuleType,
+    NoneType,
+    SimpleNamespace,
+)
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.user_code import Project, code_in, function_of, namespace_of, namespace_of_class
+from ..core.user_code import (
+    Project,
+    code_in,
+    function_of,
+    functions_of,
+    is_library,
+    namespace_of,
+    namespace_of_class,
+)
 from .constants import Constant
 
-PLAIN = (bool, int, float, str, NoneType, enum.Enum, np.generic)
+PLAIN = (bool, int, float, complex, str, NoneType, enum.Enum, np.generic)
+STEPS = frozenset({"train_step", "eval_step", "predict_step"})
+# With these, code reads attributes whose names it does not contain.
+_READS_ANY = frozenset({"vars", "__dict__", "asdict", "astuple", "fields"})
+_AT_CREATION = frozenset({"__init__", "__new__", "__post_init__"})
+_NO_OBJECTS = (type, ModuleType, FunctionType, MethodType)
+
+
+@cache
+def is_own(kind: type) -> bool:
+    """Return whether a class is the user's, and not one of a library, or a plain namespace."""
+    return kind in (SimpleNamespace, Namespace) or not is_library(namespace_of_class(kind))
+
+
+def holds_settings(value: Any) -> bool:
+    """Return whether a value is a container or an object of a user's class."""
+    kind = type(value)
+    return issubclass(kind, (list, tuple, dict)) or (
+        not issubclass(kind, _NO_OBJECTS) and is_own(kind)
+    )
+
+
+@dataclass(frozen=True)
+class Read:
+    """What steps may read by name.
+
+    Attributes:
+        attributes: The names of attributes; None for all.
+        holders: Containers, and objects of the user's classes, by path.
+    """
+
+    attributes: frozenset[str] | None
+    holders: dict[str, Constant]
+
+    def reads(self, name: str) -> bool:
+        """Return whether steps may read an attribute of this name."""
+        return self.attributes is None or name in self.attributes
 
 
 @dataclass(frozen=True)
@@ -28,11 +81,13 @@ class Searched:
         functions: The functions that were searched.
         kinds: The classes whose methods were searched.
         found: The plain values.
+        read: What steps may read, by the classes of the objects that they use.
     """
 
     functions: tuple[Any, ...]
     kinds: frozenset[type]
     found: dict[str, Constant]
+    read: dict[frozenset[type], Read] = field(default_factory=lambda: {})
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         """Replace this object with None in copies and pickles."""
@@ -64,6 +119,43 @@ def own_values(functions: Iterable[Any], kinds: Iterable[type]) -> dict[str, Con
     return search.found
 
 
+def read_by_steps(functions: Iterable[Any], kinds: Iterable[type], named: Iterable[type]) -> Read:
+    """Return what the functions that steps run may read by name.
+
+    Args:
+        functions: Functions that steps may call.
+        kinds: Classes of which steps may call all methods, such as layers.
+        named: Classes of which steps may call methods whose names their code contains.
+
+    Example:
+        >>> class Settings:
+        ...     def __init__(self): self.rate, self.seen = 0.1, 0
+        ...     def scaled(self, x): return self.rate * x
+        ...     def count(self): self.seen += 1
+        >>> settings = Settings()
+        >>> read = read_by_steps([lambda x: settings.scaled(x)], [], [Settings])
+        >>> sorted(read.attributes), list(read.holders)
+        (['rate', 'scaled'], ['<lambda>.settings'])
+    """
+    functions, kinds, named = list(functions), list(kinds), list(named)
+    search = _Search(Project([*map(function_of, functions), *kinds, *named]))
+    for kind in kinds:
+        search.take_class(kind)
+    for function in functions:
+        search.take(function)
+    bases = {base for kind in named for base in kind.__mro__ if is_own(base)}
+    members = [pair for base in bases for pair in list(vars(base).items())]
+    known = -1
+    while len(search.names) != known:
+        known = len(search.names)
+        for name, member in members:
+            special = name.startswith("__") and name not in _AT_CREATION
+            if special or name in STEPS or name in search.names:
+                search.take(member)
+    any_name = not _READS_ANY.isdisjoint(search.names)
+    return Read(None if any_name else frozenset(search.names), search.holders)
+
+
 class _Space:
     """Gives access to a namespace as the attributes of an object."""
 
@@ -76,6 +168,8 @@ class _Search:
 
     def __init__(self, project: Project) -> None:
         self.found: dict[str, Constant] = {}
+        self.holders: dict[str, Constant] = {}
+        self.names: set[str] = set()
         self._project = project
         self._owned: dict[int, bool] = {}
         self._seen: set[int] = set()
@@ -89,26 +183,24 @@ class _Search:
                     self.take(member)
 
     def take(self, thing: Any) -> None:
-        """Follow the names in a function, which may be decorated."""
-        function = function_of(thing)
-        if function is None or not self._is_first(function):
-            return
-        if self._owns(function.__globals__):
+        """Follow the names in a function and in its decorators."""
+        for function in functions_of(thing):
+            if not self._is_first(function) or not self._owns(function.__globals__):
+                continue
             names = _names_in(function.__code__)
+            self.names |= names.attributes | names.globals
             for name in names.globals:
                 self._take_global(function.__globals__, name, names.attributes)
             self._take_closure(function, names.closed)
+            for name in ("__defaults__", "__kwdefaults__"):
+                if value := getattr(function, name):
+                    self._add(f"{function.__qualname__}.{name}", _named(function, name), value)
 
     def _take_global(self, space: dict[str, Any], name: str, attributes: frozenset[str]) -> None:
         if name not in space:  # of Python, such as `len`
             return
         value: Any = space[name]
-        if issubclass(type(value), PLAIN):
-            holder = self._spaces.setdefault(id(space), _Space(space))
-            path = f"{space.get('__name__')}.{name}"
-            write = partial(setattr, holder, name)
-            self._add(path, Constant(partial(getattr, holder, name, None), write, holder, name))
-        elif issubclass(type(value), ModuleType):
+        if issubclass(type(value), ModuleType):
             inner = namespace_of(value)
             if self._owns(inner):
                 for attribute in attributes & set(inner):
@@ -116,6 +208,8 @@ class _Search:
         elif issubclass(type(value), type):
             self.take_class(value)
         else:
+            holder = self._spaces.setdefault(id(space), _Space(space))
+            self._add(f"{space.get('__name__')}.{name}", _named(holder, name), value)
             self.take(value)
 
     def _take_closure(self, function: FunctionType, names: frozenset[str]) -> None:
@@ -125,22 +219,28 @@ class _Search:
             value = _content(cell, self)
             if value is self:
                 continue
-            if issubclass(type(value), PLAIN) and name in names:
-                path = f"{function.__qualname__}.{name}"
-                write = partial(setattr, cell, "cell_contents")
-                self._add(path, Constant(partial(_content, cell), write, cell, "cell_contents"))
-            elif issubclass(type(value), type):
+            if issubclass(type(value), type):
                 self.take_class(value)
-            else:
-                self.take(value)
+                continue
+            if name in names:
+                write = partial(setattr, cell, "cell_contents")
+                constant = Constant(partial(_content, cell), write, cell, "cell_contents")
+                self._add(f"{function.__qualname__}.{name}", constant, value)
+            self.take(value)
 
-    def _add(self, path: str, constant: Constant) -> None:
+    def _add(self, path: str, constant: Constant, value: Any) -> None:
         """Add a value; a function that was made several times closes over several of one name."""
+        if issubclass(type(value), PLAIN):
+            found = self.found
+        elif holds_settings(value):
+            found, constant = self.holders, constant._replace(used_by_name=True)
+        else:
+            return
         unique, number = path, 1
-        while (known := self.found.get(unique)) and known.holder is not constant.holder:
+        while (known := found.get(unique)) and known.holder is not constant.holder:
             number += 1
             unique = f"{path} ({number})"
-        self.found[unique] = constant
+        found[unique] = constant
 
     def _owns(self, namespace: Any) -> bool:
         if id(namespace) not in self._owned:
@@ -181,6 +281,12 @@ def _names_in(code: CodeType) -> _Names:
     attributes = frozenset(read["ATTR"] | read["METHOD"])
     used = frozenset((read["GLOBAL"] | read["NAME"]) - stored)
     return _Names(used, attributes, frozenset(code.co_freevars) - stored)
+
+
+def _named(holder: Any, name: str) -> Constant:
+    """Return a value that functions reach by a name."""
+    read, write = partial(getattr, holder, name, None), partial(setattr, holder, name)
+    return Constant(read, write, holder, name)
 
 
 def _content(cell: CellType, default: Any = None) -> Any:

@@ -71,7 +71,7 @@ class Value:
             if isinstance(value, int) and value.bit_length() > LONGEST_INT:
                 return cls("object", None, f"int of {value.bit_length():,} bits", value)
             return cls("plain", value, name, value)
-        if isinstance(value, (np.ndarray, np.generic)):
+        if isinstance(value, (np.ndarray, np.generic, complex)):
             array = np.asarray(value)
             if array.nbytes <= LARGE and name_of(array.dtype) is not None:
                 return cls("array", array.copy(), name, value)
@@ -199,8 +199,9 @@ class PythonValues:
         self._touched: set[str] = set()
 
     def values(self) -> dict[str, Value]:
-        """Return the current Python values, by path."""
-        return {path: Value.of(c.read()) for path, c in State.constants_of(self._task).items()}
+        """Return the current Python values, by path; of those used by name, only plain ones."""
+        found = {p: (c, Value.of(c.read())) for p, c in State.constants_of(self._task).items()}
+        return {p: x for p, (c, x) in found.items() if not c.used_by_name or x.kind in SAVED}
 
     def begin_call(self) -> None:
         """Treat objects that the script has replaced before a call as initial values.
@@ -387,6 +388,8 @@ def _object(wanted: Value, now: Any) -> Any:
     """
     if wanted.kind == "array":
         array = wanted.content.copy()
+        if wanted.type == "complex":
+            return array.item()
         return array if wanted.type == "ndarray" else array[()]
     if wanted.thing is not None:
         return wanted.thing

@@ -93,6 +93,7 @@ def build_step(
     """
     adapter(task).build_for(batch)
     before = State.discover(task)
+    constants = before.constants()
     returns: list[str] = []
 
     def dry(batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -102,6 +103,7 @@ def build_step(
 
     settled = frozenset(map(id, earlier.variables.values()) if earlier is not None else ())
     state, found = build(task, dry, batch, name, preflight, settled, effects)
+    state.add_constants({}, constants)
     assigned = _assigned(state, found)
     scaled = _loss_scale_paths(state, found, name)
     new = [path for path in state.variables if path not in before.variables] if late else []

@@ -11,10 +11,10 @@ from ..backends.types import Variable
 from ..core.split_arrays import StoredParts
 from ..core.user_code import attributes_of
 from ..errors import StateError
-from .constants import Constant, fingerprint
+from .constants import Constant, fingerprint, fingerprints
 from .derived import assigned
-from .discovery import MOST_SEARCHED, PLAIN, Discovery, is_own, path_in
-from .own_values import own_values
+from .discovery import MOST_SEARCHED, PLAIN, Discovery, path_in
+from .own_values import is_own
 from .results import NUMBERS
 from .snapshot import Snapshot
 
@@ -36,6 +36,7 @@ class State:
             no constants: their holder lists their names in an attribute `built_by_steps`.
         seeds: The states of seed generators, including Keras' global one.
         derived: Path to object with derived state; see `derived`.
+        too_large: Paths of objects without state that hold too many values to compare all of them.
         loss_scale: The loss scale if any layer computes in float16, else None.
 
     Example:
@@ -56,7 +57,7 @@ class State:
         self.metrics, self.seeds = found.metrics, found.seeds
         self.loss_scale, self.derived = found.loss_scale, found.derived
         self._constants, self._arrays = found.constants, found.arrays
-        self.built_by_steps = found.built_by_steps
+        self.built_by_steps, self.too_large = found.built_by_steps, found.too_large
         self._backend = active()
 
     @classmethod
@@ -130,7 +131,8 @@ class State:
 
     def _holder_of(self, variable: Variable) -> str:
         """Return a sentence about an object that is not searched and holds a variable, if any."""
-        things = [(path, constant.read()) for path, constant in self._constants.items()]
+        held = {path: x for path, x in self._constants.items() if not x.used_by_name}
+        things = [(path, constant.read()) for path, constant in held.items()]
         waiting, seen = [(path, thing, "") for path, thing in things], dict[int, Any]()
         for path, thing, kind in waiting:
             if thing is variable and kind:
@@ -221,11 +223,24 @@ class State:
 
         A compiled step takes Python values as constants, with their values at the time of tracing.
         """
-        return {path: fingerprint(constant.read()) for path, constant in self._constants.items()}
+        return fingerprints(self._constants)
 
-    def add_values_of(self, function: Any) -> None:
-        """Add the plain values that a function uses by name to the constants."""
-        self._constants |= own_values([function], [])
+    def add_constants(self, found: Mapping[str, Constant], before: Mapping[str, Any]) -> None:
+        """Add Python values, and leave out those used by name that a dry run changed: caches.
+
+        Args:
+            found: The values by path.
+            before: The fingerprints of all values before the dry run.
+        """
+        self._constants |= found
+        for path, constant in list(self._constants.items()):
+            if constant.used_by_name and fingerprint(constant.read()) != before.get(path):
+                del self._constants[path]
+
+    @staticmethod
+    def read_by(function: Any, task: Any) -> dict[str, Constant]:
+        """Return the Python values that a function uses by name, without what the task holds."""
+        return Discovery.read_by(task, function)
 
     def snapshot(self) -> Snapshot:
         """Return a snapshot of the Python values, which finds quickly that none has changed."""
