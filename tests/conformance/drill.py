@@ -266,7 +266,7 @@ def told(
 
 def settle(loop: treadle.Loop) -> None:
     """Wait until what is being saved is on the disk."""
-    saving = loop._session.services.checkpointer
+    saving = loop._run.services.checkpointer
     assert saving is not None
     saving.saved.settle()
 

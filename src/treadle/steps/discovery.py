@@ -214,7 +214,7 @@ class Discovery:
             value = constant.read()
             small = isinstance(value, np.ndarray) and value.nbytes <= LARGE
             if isinstance(value, SETTINGS) or small:
-                found[at] = constant._replace(used_by_name=by_name)
+                found[at] = constant.by_name(by_name)
                 continue
             # What was visited with the task has its values there; roots without a name are visited.
             visited = id(value) in self._seen and (by_name or constant is not root)
@@ -222,7 +222,7 @@ class Discovery:
                 continue
             seen.add(id(value))
             if constant.holder is not None or constant is not root:
-                found[at] = constant._replace(used_by_name=by_name)
+                found[at] = constant.by_name(by_name)
             if isinstance(value, (list, tuple, dict)):
                 keys: Any = list(value) if isinstance(value, dict) else range(len(value))
                 parts = [(f"{at}/{key}", _part(constant, key)) for key in keys]
