@@ -132,3 +132,33 @@ def test_hooks_get_each_record_that_is_added_before_they_start_once(tmp_path: Pa
                 pass
     rows = (tmp_path / "epochs.csv").read_text().splitlines()[1:]
     assert [row.split(",")[0] for row in rows] == ["1", "2", "3"]
+
+
+def test_a_hook_at_the_end_of_an_epoch_sees_its_record() -> None:
+    seen: list[float] = []
+
+    def last(loop: Any) -> None:
+        seen.append(loop.history.last["val_loss"])
+
+    with loop_of(hooks=[treadle.every("1 epoch", last)]) as loop:
+        loop.fit(source(), epochs=3, validation=source())
+    assert seen == list(loop.history["val_loss"])
+
+
+def test_a_state_saved_by_a_hook_at_the_end_of_an_epoch_has_its_record(tmp_path: Path) -> None:
+    def save(loop: Any) -> None:
+        loop.save()
+        if loop.progress.epoch == 1:
+            raise RuntimeError("ends here")
+
+    def trained(*hooks: Any) -> Any:
+        with loop_of(hooks=hooks, directory=tmp_path / f"{len(hooks)}") as loop:
+            return loop.fit(source(), epochs=3, validation=source())
+
+    expected = trained()
+    hook = treadle.every("1 epoch", save)
+    with pytest.raises(RuntimeError, match="ends here"):
+        trained(hook)
+    hook = treadle.every("1 epoch", lambda loop: loop.save())
+    found = trained(hook)
+    assert found.epochs == expected.epochs and len(found.epochs) == 3

@@ -16,7 +16,7 @@ All training goes through `Engine.windows`, which repeats these phases in this o
     save      write a checkpoint if due; it includes the effects of everything above
     stop?     if requested by a hook or a signal, or at the end of the call
 
-At the end of an epoch, the order is: validation, hooks scheduled by epochs, the epoch's record, a
+At the end of an epoch, the order is: validation, the epoch's record, hooks scheduled by epochs, a
 checkpoint. When training ends (`Calls.end`): a checkpoint, averaged weights (see `steps.averages`),
 the `end` methods of the hooks.
 """
@@ -136,15 +136,17 @@ class Engine:
         notify("steps", run, logs)
 
     def end_epoch(self) -> None:
-        """Validate, run the hooks that are due, record the epoch and save a checkpoint."""
+        """Validate, record the epoch, run the hooks that are due and save a checkpoint."""
         run, before, values = self._run, self._run.progress, self._run.training.metrics()
         if validation := run.current.validation:
             if validation.due(before, before, epoch_ended=True):
                 self._validate()
             values = merged(values, validation.results_of(before.step), *MERGED)
         run.feed.close()
+        # A hook that is due may have saved the state, and the run was resumed from there.
+        if not run.has_recorded_epoch(before):
+            run.record("epoch", values)
         run.services.hooks.run_due(run, before, epoch_ended=True)
-        run.record("epoch", values)
         run.progress = run.progress.at_epoch(before.epoch + 1)
         run.epoch_source.begin_epoch()
         run.training.reset_metrics()

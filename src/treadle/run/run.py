@@ -222,6 +222,15 @@ class Run:
             self.last_recorded_step = self.progress.step
         self.add_record(kind, self.progress, values)
 
+    def has_recorded_epoch(self, at: Progress) -> bool:
+        """Return whether the history holds the record of the epoch that ends at a progress."""
+        for record in reversed(self.history.records):
+            if record.progress.step < at.step:
+                break
+            if record.kind == "epoch" and record.progress.epoch == at.epoch:
+                return True
+        return False
+
     def add_record(self, kind: str, at: Progress, values: Mapping[str, Any]) -> None:
         """Add a record of an earlier progress to the history, and notify the hooks."""
         record = Record(kind, at, dict(values))
