@@ -35,6 +35,7 @@ from ..core.triggers import Span, When
 from ..data.source import Source
 from ..steps.constants import Changed, changes_text
 from ..steps.results import merged
+from .accumulated import note_skipped_groups
 from .circumstances import lost_guarantee
 from .explanations import examples_note, explain, new_form_note
 from .run import Run
@@ -145,6 +146,7 @@ class Engine:
         run.feed.close()
         run.services.hooks.run_due(run, before, epoch_ended=True)
         run.record("epoch", values)
+        note_skipped_groups(run)
         run.progress = run.progress.at_epoch(before.epoch + 1)
         run.epoch_source.begin_epoch()
         run.training.reset_metrics()
