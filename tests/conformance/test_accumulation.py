@@ -254,6 +254,91 @@ def test_half_precision_is_added_up_in_32_bits() -> None:
     assert {v.dtype for v in accumulator.sums} == {"float32"}
 
 
+@pytest.mark.parametrize("kind", [float, ops.convert_to_tensor])
+def test_a_group_whose_weights_sum_to_0_makes_no_update(kind: Any) -> None:
+    accumulator, seen = treadle.Accumulator(2), []
+
+    def add(slope: float, weight: float) -> bool:
+        return bool(accumulator.add({"w": [ops.array(slope)]}, seen.append, weight=kind(weight)))
+
+    assert [add(1.0, 0.0), add(2.0, 0.0)] == [False, False] and not seen
+    assert [number(v) for v in accumulator.variables] == [0, 0, 1, 0]  # one skipped
+    # A gradient of weight 0 is often the NaN of an empty mean.
+    assert [add(float("nan"), 0.0), add(3.0, 2.0), add(1.0, 1.0), add(4.0, 2.0)] == [
+        *(False, True),
+        *(False, True),
+    ]
+    assert [number(mean["w"][0]) for mean in seen] == [3, 3]
+    assert number(accumulator.skipped) == 1
+
+
+def test_a_group_that_ends_early_is_applied() -> None:
+    accumulator, seen = treadle.Accumulator(4), []
+    assert not bool(accumulator.apply(seen.append))  # it was never used
+    for slope, weight in ((1.0, 3), (5.0, 1)):
+        accumulator.add({"a": [ops.array(slope, "float16")]}, seen.append, weight=weight)
+    assert bool(accumulator.apply(seen.append)) and not bool(accumulator.apply(seen.append))
+    assert list(seen[0]) == ["a"] and number(seen[0]["a"][0]) == 2
+    assert keras.backend.standardize_dtype(seen[0]["a"][0].dtype) == "float16"
+    assert [number(v) for v in accumulator.variables] == [0, 0, 0, 0]
+    accumulator.add({"a": [ops.array(1.0, "float16")]}, seen.append, weight=0)
+    assert not bool(accumulator.apply(seen.append)) and number(accumulator.skipped) == 1
+
+
+class Masked(treadle.Task):
+    """Learns from the mean of the numbers that a mask keeps, in groups of two batches."""
+
+    def __init__(self) -> None:
+        self.w = keras.Variable(1.0)
+        self.optimizer = keras.optimizers.SGD(0.1)
+        self.accumulator = treadle.Accumulator(2)
+
+    def update(self, mean: Any) -> None:
+        self.optimizer.apply(mean, [self.w])
+
+    def train_step(self, batch: Any) -> Any:
+        x, mask = batch
+        count = ops.sum(mask)
+        loss, grads = treadle.gradients(lambda: ops.sum(self.w * x * mask) / count, [self.w])
+        self.accumulator.add(grads, self.update, weight=count)
+        return {"count": count, "loss_or_0": ops.where(count > 0, loss, 0.0)}
+
+
+SKIPPED = "accumulator has skipped 1 group of 2 batches whose weights sum to 0: they made no update"
+UNFILLED = (
+    "accumulator holds the gradients of 1 batch, and makes an update for each 2: they were not "
+    "applied. The next call continues the group; Accumulator.apply, in a hook at the end of each "
+    "epoch, makes an update of them"
+)
+
+
+def test_skipped_and_unfilled_groups_are_in_the_log(tmp_path: Path) -> None:
+    x = np.array([[1.0], [2.0], [3.0], [4.0], [5.0], [6.0], [7.0]], "float32")
+    mask = np.array([[1], [1], [0], [0], [0], [1], [1]], "float32")
+    source, ends = data.from_arrays((x, mask), batch_size=1, shuffle=False), []
+
+    def run(epochs: int, *hooks: Any, directory: Path | None = None) -> tuple[Masked, list[str]]:
+        task = Masked()
+        with treadle.Loop(task, directory, hooks=hooks, console=False) as loop:
+            history = loop.fit(source, epochs=epochs)
+        notes = [record.values["note"] for record in history.records if "note" in record.values]
+        return task, notes
+
+    task, notes = run(1, directory=tmp_path / "run")
+    # Batches 1 and 2 make an update of 1.5; 3 and 4 none; 5 and 6 one of 6, 7 waits.
+    assert number(task.w) == pytest.approx(1 - 0.1 * (1.5 + 6))
+    assert notes == [SKIPPED, UNFILLED] and number(task.accumulator.filled) == 1
+    again, later = run(1, directory=tmp_path / "run")  # all was done
+    assert later == notes and number(again.accumulator.skipped) == 1
+
+    def apply(loop: Any) -> None:
+        ends.append(bool(loop.task.accumulator.apply(loop.task.update)))
+
+    task, notes = run(2, treadle.every("1 epoch", apply))
+    assert number(task.w) == pytest.approx(1 - 2 * 0.1 * (1.5 + 6 + 7))
+    assert notes == [SKIPPED, SKIPPED.replace("1 group", "2 groups")] and ends == [True, True]
+
+
 class Dying(treadle.Hook):
     def __init__(self, at: int | None) -> None:
         self.at = at

@@ -146,6 +146,10 @@ def test_what_the_hook_writes_is_parsed_at_once(tmp_path, monkeypatch):
         (b'{"kind": ["epoch"], "epoch": 1, "step": 5, "seconds": 1}', "kind is a list; expected a"),
         (b'{"kind": "log", "epoch": 1, "step": 5, "seconds": 1e400}', "it holds '1e400', which is"),
         (b'{"kind": "log", "epoch": 1, "step": 5, "seconds": 1, "a": [1]}', "'a' is a list; exp"),
+        (
+            b'{"kind": "log", "epoch": 1, "step": 5, "batch": -1, "examples": 8, "seconds": 1}',
+            "batch is -1; expected a whole number from 0 to",
+        ),
     ],
 )
 def test_an_invalid_line_is_named_and_not_quoted(tmp_path, wrong, why):

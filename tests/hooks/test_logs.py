@@ -43,6 +43,8 @@ def test_json_lines_are_strict_and_exact(tmp_path):
             "kind": "epoch",
             "epoch": 1,
             "step": 3,
+            "batch": 3,
+            "examples": 24,
             "seconds": 0.25,
             "loss": 1 / 3,
             "val_loss": "NaN",
@@ -69,7 +71,10 @@ def test_json_lines_of_odd_names_and_values(tmp_path):
     assert strict((tmp_path / "new" / "folder.jsonl").read_text()) == [
         {"step": 1, 'a "b" %d é': 1.0, "step_": 2.0, "ok": True},
         {"step": 2},
-        {"kind": "log", "epoch": 1, "step": 2, "seconds": 0.25, "kind_": 1, "done": False},
+        {
+            **{"kind": "log", "epoch": 1, "step": 2, "batch": 2, "examples": 16, "seconds": 0.25},
+            **{"kind_": 1, "done": False},
+        },
     ]
 
 

@@ -1,6 +1,7 @@
 """Hooks that send a run to a tracker: what is sent, once, and that training never waits."""
 
 import json
+import posixpath
 import time
 
 import numpy as np
@@ -304,3 +305,12 @@ def test_a_negative_time_to_wait_is_an_error():
 
 def test_names_have_the_characters_that_mlflow_allows():
     assert mlflow_name("norm/model[0] a.b:c-d") == "norm/model_0_ a.b:c-d"
+
+
+def test_names_that_mlflow_would_reject_are_replaced_by_others():
+    names = ["", ".", "..", "../a", "/a", "a/", "a//b", "a/../b", "./a", "x" * 300, "x" * 301]
+    found = [mlflow_name(name) for name in names]
+    assert len(set(found)) == len(names) and max(map(len, found)) == 250
+    for name in found:  # the rule of MLflow
+        assert name and posixpath.normpath(name) == name and not name.startswith((".", "/"))
+    assert mlflow_name("a//b") == "a__b-7a9acf33" and mlflow_name("x" * 250) == "x" * 250

@@ -2,7 +2,6 @@
 
 import json as json_format
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -103,14 +102,14 @@ def log(options: LogOptions) -> None:
         output.note(f"{run.state}{f': {run.reason}' if run.reason else ''}")
 
 
-def _print_line(line: Mapping[str, Any], json: bool) -> None:
-    from ..core.logs import line as formatted
+def _print_line(line: dict[str, Any], json: bool) -> None:
+    from ..core.logs import line as formatted  # late: it imports NumPy
+    from ..core.logs import values_of
 
     if json:
         typer.echo(json_format.dumps(output.plain(line), allow_nan=False))
         return
-    rest = {k: v for k, v in line.items() if k not in ("kind", "step", "epoch", "seconds")}
-    values = formatted({clean(name, 100): value for name, value in rest.items()})
+    values = formatted({clean(name, 100): value for name, value in values_of(line).items()})
     kind = clean(line.get("kind", "step"), 100)
     head = f"{kind} {line['epoch']}  step {line['step']:,}" if kind == "epoch" else ""
     head = head or (f"step {line['step']:,}" + (f"  {kind}" if kind != "step" else ""))

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import ConfigurationError, did_you_mean
 from . import drawing, views
-from .logs import Array, Record, StepLogs, plain, short
+from .logs import Array, Record, StepLogs, column_of, plain, short
 
 # Of a view in a notebook. `history.plot()` draws everything.
 MOST_CHARTS, MOST_EPOCHS, MOST_COLUMNS = 6, 10, 20
@@ -185,6 +185,8 @@ class History:
             rows: `"epochs"`: a row for each finished epoch, by its number from 1. `"steps"`: a row
                 for each step, by its number, with the values that the step returned. `"records"`: a
                 row for each record, including validations and the logs of hooks, with its kind.
+                A value named like one of the columns `kind`, `epoch`, `step` and `seconds` is in a
+                column with an underscore: `step_`.
 
         Raises:
             ConfigurationError: If pandas is not installed, or `rows` is something else.
@@ -197,7 +199,7 @@ class History:
             )
         pandas: Any = importlib.import_module("pandas")
         if rows == "steps":
-            values = {name: self.steps(name) for name in self.step_names}
+            values = {column_of(name): self.steps(name) for name in self.step_names}
             first, length = self.first_step or 1, len(next(iter(values.values()), ()))
             index = pandas.RangeIndex(first, first + length, name="step")
             return pandas.DataFrame(values, index=index)
@@ -206,7 +208,7 @@ class History:
             {
                 **{"kind": record.kind, "epoch": record.progress.epoch + 1},
                 **{"step": record.progress.step, "seconds": record.progress.seconds},
-                **record.values,
+                **{column_of(name): value for name, value in record.values.items()},
             }
             for record in chosen
         ]

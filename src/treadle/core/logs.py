@@ -1,7 +1,8 @@
 """Logged values: those of every step, their weighted means, records, and their formatting."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import floor, isfinite, log10
 from typing import Any
 
@@ -14,6 +15,13 @@ from .progress import Progress
 Plain = bool | int | float | str
 PLAIN = (bool, int, float, str)
 Array = np.ndarray[Any, np.dtype[Any]]
+
+# The columns of a file of logged values that are no values: where each was logged.
+COLUMNS = ("kind", "epoch", "step", "seconds")
+
+# The first columns of a record. Logs that were written before Treadle recorded the batch and the
+# examples do not begin with them, and may hold values of these names.
+HEAD = ("kind", "epoch", "step", "batch", "examples", "seconds")
 
 # Names under which steps with loss scaling log the scale, and 1.0 if the step was undone.
 LOSS_SCALE, UNDONE = "loss_scale", "undone"
@@ -57,8 +65,7 @@ class Record:
     Attributes:
         kind: `"epoch"`, `"partial"` (an epoch that ended early, since training continued with
             another source), `"validation"` or `"log"` (logged by the user).
-        progress: The progress of the run at this step. A log file does not hold its `batch` and
-            `examples`: they are 0 in records that were read from one, as after a resume.
+        progress: The progress of the run at this step.
         values: Name to number, string or image.
     """
 
@@ -151,6 +158,58 @@ class Means:
             n: total / weight if weight else empty for n, (total, weight) in self._sums.items()
         }
         return {name: mean for name, mean in means.items() if mean is not None}
+
+
+def column_of(name: str, columns: Collection[str] = COLUMNS) -> str:
+    """Return the column of a value in a file: its name, which gets an underscore if it is taken.
+
+    Args:
+        name: The name of the value.
+        columns: The other columns of the file.
+
+    Example:
+        >>> column_of("loss"), column_of("step"), column_of("step_")
+        ('loss', 'step_', 'step__')
+    """
+    return f"{name}_" if name.rstrip("_") in columns else name
+
+
+def name_of(column: str, columns: Collection[str] = COLUMNS) -> str:
+    """Return the name of the value in a column: the inverse of `column_of`.
+
+    Example:
+        >>> name_of("loss"), name_of("step_"), name_of("loss_")
+        ('loss', 'step', 'loss_')
+    """
+    is_renamed = column.endswith("_") and column.rstrip("_") in columns
+    return column[:-1] if is_renamed else column
+
+
+def columns_of(line: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the columns of a line that are no values."""
+    return HEAD if tuple(islice(line, len(HEAD))) == HEAD else COLUMNS
+
+
+def values_of(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a line by name.
+
+    Example:
+        >>> values_of({"step": 1, "loss": 0.5, "step_": 0.1})
+        {'loss': 0.5, 'step': 0.1}
+    """
+    columns = columns_of(line)
+    return {name_of(n, columns): value for n, value in line.items() if n not in columns}
+
+
+def record_of(line: Mapping[str, Any]) -> Record:
+    """Return the record in a line."""
+    at = Progress(
+        line["step"],
+        line["epoch"] - 1,
+        *((line["batch"], line["examples"]) if columns_of(line) == HEAD else (0, 0)),
+        line["seconds"],
+    )
+    return Record(line["kind"], at, values_of(line))
 
 
 def plain(value: Any) -> Plain | None:

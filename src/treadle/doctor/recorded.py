@@ -6,6 +6,7 @@ from typing import Any
 from ..checkpoint import Checkpoint, Checkpoints
 from ..checkpoint.run_files import recorded_run
 from ..core.directory import CHECKPOINTS, LOG, progress_of
+from ..core.logs import values_of
 from ..errors import CheckpointError, ConfigurationError, DirectoryError, did_you_mean
 from ..hooks.log_file import Log, Mark, read
 from .conditions import Condition
@@ -92,8 +93,8 @@ class Recorded:
             return None
         parts = [part for part in self.log.parts if all(name in part.values for name in names)]
         for line in Log(parts).rows():
-            if condition.holds(line):
-                step, shown = line["step"], ", ".join(f"{name} is {line[name]}" for name in names)
+            if condition.holds(values := values_of(line)):
+                step, shown = line["step"], ", ".join(f"{name} is {values[name]}" for name in names)
                 return step, f"{condition.text}: first holds at step {step} of the log: {shown}"
         raise ConfigurationError(
             f"{condition.text!r} holds for none of the {len(self.log.steps)} steps in "

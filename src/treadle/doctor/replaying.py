@@ -15,13 +15,12 @@ from ..checkpoint import Checkpoint
 from ..core.directory import differences
 from ..core.hook import Hook
 from ..core.identity import identity, in_json_types
-from ..core.logs import LOSS_SCALE, UNDONE
+from ..core.logs import LOSS_SCALE, UNDONE, values_of
 from ..core.options import Options
 from ..core.tracebacks import shortened
 from ..core.triggers import Scheduled
 from ..core.user_code import changed_code, code_of
 from ..errors import ConfigurationError, DirectoryError, whole_number
-from ..hooks.lines import OWN
 from ..hooks.run_record import passed_over
 from ..run.circumstances import changes
 from ..run.state import RunState
@@ -250,15 +249,14 @@ class _Run:
     def _compared(self, found: Checkpoint, visit: Visit) -> Agreement:
         compared, difference = 0, ""
         for step, values in sorted(visit.values.items()):
-            line = self._log.row(step)
+            logged = values_of(self._log.row(step))
             for name, value in values.items():
-                name = f"{name}_" if name in OWN else name
-                if name not in line:
+                if name not in logged:
                     continue
                 compared += 1
-                if not difference and repr(line[name]) != repr(value):  # compares every bit
+                if not difference and repr(logged[name]) != repr(value):  # compares every bit
                     difference = (
-                        f"{name} of step {step} is {value!r}, and {line[name]!r} in the log"
+                        f"{name} of step {step} is {value!r}, and {logged[name]!r} in the log"
                     )
         first, last = min(visit.values), max(visit.values)
         reasons = self._reasons(found, visit) if difference else ()

@@ -1,10 +1,10 @@
 """The hooks `JSONLines`, which logs every step and record, and `CSV`, which logs every epoch.
 
 When a run resumes, lines of steps after its checkpoint are removed, so that no step appears twice.
-Epochs are counted from 1, as in messages. If the name of a value is also a column of the log, an
-underscore is appended to it. Values that are neither numbers nor strings are omitted, except
-images: for these, the line contains the path of the file that `Images` writes, relative to the run
-directory.
+Epochs are counted from 1, as in messages. If the name of a value is also a column of the file, an
+underscore is appended to it (see `column_of`), which reading removes. Values that are neither
+numbers nor strings are omitted, except images: for these, the line contains the path of the file
+that `Images` writes, relative to the run directory.
 """
 
 import csv
@@ -23,12 +23,11 @@ from ..core import schema
 from ..core.directory import LOG
 from ..core.folder import Folder
 from ..core.hook import Hook, LoopView
-from ..core.logs import Array, Plain, Record, StepLogs, plain
+from ..core.logs import COLUMNS, HEAD, Array, Plain, Record, StepLogs, column_of, plain
 from ..errors import ConfigurationError, DirectoryError
 from .images import paths
 from .log_tail import Hash, cut_after
 
-OWN = ("kind", "epoch", "step", "seconds")
 _HEAD = b"epoch,step,seconds"  # of a table of epochs
 
 
@@ -36,9 +35,10 @@ class JSONLines(Hook):
     """Writes the values of every step, and every record, as one line of strict JSON each.
 
     A step: `{"step": 12, "loss": 0.5}`. A record: `{"kind": "epoch", "epoch": 1, "step": 12,
-    "seconds": 0.8, "loss": 0.7}`. Numbers are read back exactly. JSON has no NaN and infinity, so
-    they are written as the strings `"NaN"`, `"Infinity"` and `"-Infinity"`. Each window is one
-    write, which is flushed to the operating system before the next window runs.
+    "batch": 12, "examples": 384, "seconds": 0.8, "loss": 0.7}`. Numbers are read back exactly. JSON
+    has no NaN and infinity, so they are written as the strings `"NaN"`, `"Infinity"` and
+    `"-Infinity"`. Each window is one write, which is flushed to the operating system before the
+    next window runs.
 
     Args:
         path: The file; by default `log.jsonl` in the run directory.
@@ -94,7 +94,9 @@ class JSONLines(Hook):
 
     def record(self, loop: LoopView, record: Record) -> None:
         """Write a record."""
-        line = {"kind": record.kind} | _row(loop, record)
+        at = record.progress
+        where = (record.kind, at.epoch + 1, at.step, at.batch, at.examples, at.seconds)
+        line = dict(zip(HEAD, where, strict=True)) | _values(loop, record, HEAD)
         strict_line = {name: strict(value) for name, value in line.items()}
         self._write(json.dumps(strict_line, allow_nan=False) + "\n")
 
@@ -212,12 +214,8 @@ def _resolved(path: Path | None, loop: LoopView, default: str, hook: Hook) -> Pa
 @cache
 def _template(names: tuple[str, ...]) -> str:
     """Return the format of the line of a step with values of these names."""
-    keys = [json.dumps(_own(name)).replace("%", "%%") for name in names]
+    keys = [json.dumps(column_of(name)).replace("%", "%%") for name in names]
     return '{"step": %d' + "".join(f", {key}: %s" for key in keys) + "}\n"
-
-
-def _own(name: str) -> str:
-    return f"{name}_" if name in OWN else name
 
 
 def _texts(array: Array) -> list[str]:
@@ -235,12 +233,17 @@ def strict(value: Plain) -> Plain:
 
 
 def _row(loop: LoopView, record: Record) -> dict[str, Plain]:
-    """Return the columns of a record: where it was logged, and its values."""
+    """Return the columns of an epoch: its number, step and seconds, and its values."""
     at = record.progress
     head = {"epoch": at.epoch + 1, "step": at.step, "seconds": at.seconds}
+    return head | _values(loop, record, COLUMNS)
+
+
+def _values(loop: LoopView, record: Record, columns: tuple[str, ...]) -> dict[str, Plain]:
+    """Return the values of a record by column; other columns are `columns`."""
     files = paths(record) if loop.directory is not None else {}
-    values = {_own(name): plain(value) for name, value in {**record.values, **files}.items()}
-    return head | {name: value for name, value in values.items() if value is not None}
+    values = {n: plain(value) for n, value in {**record.values, **files}.items()}
+    return {column_of(n, columns): value for n, value in values.items() if value is not None}
 
 
 def _csv(rows: Iterable[Mapping[str, Plain]], columns: list[str]) -> bytes:

@@ -19,7 +19,7 @@ import numpy as np
 
 from ..core import schema
 from ..core.folder import Folder
-from ..core.logs import Array
+from ..core.logs import COLUMNS, HEAD, Array, column_of, columns_of, name_of
 from ..errors import DataError
 
 BLOCK = 1 << 18  # bytes that are parsed at once: larger blocks leave the cache of the processor
@@ -30,17 +30,18 @@ MOST_VALUES = 100_000  # of a line
 NON_FINITE = {"NaN": nan, "Infinity": inf, "-Infinity": -inf}
 ADVICE = ". Restore a copy of the file, or move it away to continue without the earlier values"
 
-Line = dict[str, Any]
+Line = dict[str, Any]  # as in the file: `core.logs.values_of` returns the values by name
 
 _step = schema.record({"step": schema.whole(0, MOST_STEPS)}, required=("step",))
+_older = {
+    "kind": schema.text,
+    "epoch": schema.whole(1, MOST_STEPS),
+    "step": schema.whole(0, MOST_STEPS),
+    "seconds": schema.amount,
+}
+_older_record = schema.record(_older, required=COLUMNS)
 _record = schema.record(
-    {
-        "kind": schema.text,
-        "epoch": schema.whole(1, MOST_STEPS),
-        "step": schema.whole(0, MOST_STEPS),
-        "seconds": schema.amount,
-    },
-    required=("kind", "epoch", "step", "seconds"),
+    {**_older, "batch": schema.whole(0, MOST_STEPS), "examples": schema.whole()}, required=HEAD
 )
 
 
@@ -95,7 +96,7 @@ class Columns:
 
     def row(self, index: int) -> Line:
         """Return the line of a step: its number and its values."""
-        found = {name: column[index].item() for name, column in self.values.items()}
+        found = {column_of(name): column[index].item() for name, column in self.values.items()}
         return {"step": int(self.steps[index]), **found}
 
     def rows(self) -> Iterator[Line]:
@@ -189,7 +190,8 @@ def parse_line(text: bytes) -> Line:
 def _checked(line: Any) -> Line:
     schema.mapping(schema.anything)(line, "")
     is_record = "kind" in line
-    (_record if is_record else _step)(line, "")
+    check = (_record if columns_of(line) == HEAD else _older_record) if is_record else _step
+    check(line, "")
     return {name: _value(name, value, is_record) for name, value in line.items()}
 
 
@@ -246,7 +248,8 @@ def _grouped(lines: list[Line]) -> list[Columns]:
     if sum(map(len, lines)) == len(names) * len(lines):
         with suppress(LookupError):  # some lines have other names
             found = {name: _column([line[name] for line in lines]) for name in names}
-            return [Columns(found.pop("step"), found)]
+            steps = found.pop("step")
+            return [Columns(steps, {name_of(name): column for name, column in found.items()})]
     groups: dict[tuple[str, ...], list[Line]] = {}
     for line in lines:
         groups.setdefault(tuple(line), []).append(line)
@@ -387,7 +390,8 @@ def read_log(path: str | Path, size: int | None = None) -> tuple[list[Line], lis
         size: The number of bytes to read; None for the whole file.
 
     Returns:
-        Steps and records, in order; `"NaN"` and `"Infinity"` are converted back to numbers.
+        The lines of steps and of records, in order, with their columns as in the file. `"NaN"` and
+        `"Infinity"` are converted back to numbers.
 
     Raises:
         DataError: If a line other than the last is invalid.

@@ -1,16 +1,19 @@
 """The hook `MLflow`, which sends a run to an MLflow tracking server."""
 
+import hashlib
 import importlib
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from posixpath import normpath
 from typing import Any, Final
 
 from ..core.file_names import file_name
 from .tracking import Tracker, Values
 
 LONGEST: Final = 5000  # characters of a parameter or a tag
+MOST_CHARACTERS: Final = 250  # of the name of a value or a parameter
 MOST_PARAMETERS: Final = 100  # in one call
 _OTHERS: Final = re.compile(r"[^\w\-. :/]")
 
@@ -135,10 +138,17 @@ class MLflowClient:
 
 
 def _name(name: str) -> str:
-    """Return a name with the characters that MLflow allows.
+    """Return a name that MLflow accepts: other characters become underscores.
+
+    MLflow rejects a whole batch of values for the name of one, if that is too long, or no relative
+    path in its shortest form. In such names, slashes become underscores too, and a hash follows.
 
     Example:
-        >>> _name("norm/model[0]")
-        'norm/model_0_'
+        >>> _name("norm/model[0]"), _name("a//b")
+        ('norm/model_0_', 'a__b-7a9acf33')
     """
-    return _OTHERS.sub("_", name)[:250]
+    found = _OTHERS.sub("_", name)
+    if len(found) <= MOST_CHARACTERS and normpath(found) == found and found[0] not in "./":
+        return found
+    digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:8]
+    return f"{found.replace('/', '_').lstrip('.')[: MOST_CHARACTERS - 9]}-{digest}"

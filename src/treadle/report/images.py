@@ -1,19 +1,20 @@
 """The logged images of a run: those that its log lists, as PNG files in the folder `images`."""
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from ..core.folder import Folder
 from ..core.images import png_fault
+from ..core.logs import values_of
 from ..errors import DirectoryError
 from ..hooks.images import FOLDER, source_of
+from ..hooks.log_file import Line
 
 MOST_IMAGE_BYTES = 1 << 20  # of one image
 _IMAGE = re.compile(rf"{FOLDER}/([\w.%-]{{1,200}}-\d{{1,16}}\.png)")  # as `Images` names files
 
 
-def listed_images(records: Iterable[Mapping[str, Any]]) -> list[tuple[str, int, str]]:
+def listed_images(records: Iterable[Line]) -> list[tuple[str, int, str]]:
     """Return the name, the step and the file of each image that the records of a log list.
 
     Example:
@@ -23,7 +24,7 @@ def listed_images(records: Iterable[Mapping[str, Any]]) -> list[tuple[str, int, 
     return [
         (name, line["step"], match[1])
         for line in records
-        for name, value in line.items()
+        for name, value in values_of(line).items()
         if isinstance(value, str) and (match := _IMAGE.fullmatch(value))
     ]
 

@@ -21,7 +21,7 @@ from ..checkpoint.run_files import fault_of
 from ..core import schema
 from ..core.directory import CHECKPOINTS, DOCTOR, HEALTH, LOG, RunFile, flattened, progress_of
 from ..core.folder import FILE, Folder
-from ..core.logs import Array
+from ..core.logs import Array, values_of
 from ..core.progress import Costs
 from ..core.terminal import clean
 from ..doctor.sheets.sheet import SCHEMA
@@ -40,7 +40,6 @@ MOST_VALUES = 300  # of the best and the last values, versions and differences o
 LONGEST_TEXT = 2000  # characters of a message or a setting
 LONGEST_NAME = 200
 _COSTS = {field.name for field in fields(Costs)}
-_OWN = ("kind", "step", "epoch", "seconds")
 _TITLES = {"warning": "warning", "note": "note"}
 
 
@@ -213,8 +212,8 @@ def _record_curves(log: Log, points: int) -> Iterator[dict[str, Any]]:
     found: dict[tuple[str, str], dict[int, float]] = {}
     for line in log.records:
         kind = "log" if line["kind"] == "log" else "epochs"
-        for name, value in line.items():
-            if name in _OWN or isinstance(value, str):
+        for name, value in values_of(line).items():
+            if isinstance(value, str):
                 continue
             # A validation within an epoch records the means of the unfinished epoch.
             partial = (
@@ -253,8 +252,8 @@ def _events(
         found.append({"step": step, "kind": kind, "text": _text(text)})
 
     for line in log.records:
-        for name, value in line.items():
-            if name not in _OWN and isinstance(value, str) and not is_image(value):
+        for name, value in values_of(line).items():
+            if isinstance(value, str) and not is_image(value):
                 kind = _TITLES.get(name, "note")
                 add(line["step"], kind, value if name in _TITLES else f"{name}: {value}")
     for step in Checkpoints(directory / CHECKPOINTS).steps():

@@ -138,13 +138,14 @@ def read_state(directory: Path, run: RunFile) -> RunState:
         DataError: If the log is damaged.
         DirectoryError: If a file cannot be read.
     """
-    from ..hooks.log_tail import read_records  # late: it imports NumPy
+    from ..core.logs import values_of  # late: they import NumPy
+    from ..hooks.log_tail import read_records
 
     with Folder.open(directory) as folder:
         has_log = folder.kind(LOG) is not None
     records, logged = read_records(directory / LOG) if has_log else ([], 0)
-    epochs = {line["epoch"]: _values(line) for line in records if line["kind"] == "epoch"}
-    last = {k: v for line in records for k, v in _values(line).items() if not isinstance(v, str)}
+    epochs = {line["epoch"]: values_of(line) for line in records if line["kind"] == "epoch"}
+    last = {k: v for line in records for k, v in values_of(line).items() if not isinstance(v, str)}
     progress, configuration = progress_of(run), run["configuration"]
     state, why = _how(directory, run)
     settings = configuration.get("settings")
@@ -162,10 +163,6 @@ def read_state(directory: Path, run: RunFile) -> RunState:
         last=last,
         best=best_values(epochs),
     )
-
-
-def _values(line: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in line.items() if k not in ("kind", "step", "epoch", "seconds")}
 
 
 def _how(directory: Path, run: RunFile) -> tuple[str, str]:

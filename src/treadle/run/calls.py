@@ -16,6 +16,7 @@ from ..core.tracebacks import shortened
 from ..data.same_source import is_same_source
 from ..data.source import Source
 from ..errors import NonFiniteError, ProcessError, TreadleWarning
+from .accumulated import note_skipped_groups, note_unfilled_groups
 from .call import Call, Kind
 from .run import Run
 from .state import RunState
@@ -243,6 +244,8 @@ class Calls:
         try:
             if error is None:
                 self._warn_unchanged()
+                note_skipped_groups(run)
+                note_unfilled_groups(run)
                 run.services.save(run)
                 if final and not run.current.unfinished:
                     run.swapped_optimizers = run.services.swapped_optimizers

@@ -35,6 +35,7 @@ from ..core.triggers import Span, When
 from ..data.source import Source
 from ..steps.constants import Changed, changes_text
 from ..steps.results import merged
+from .accumulated import note_skipped_groups
 from .circumstances import lost_guarantee
 from .explanations import examples_note, explain, new_form_note
 from .run import Run
@@ -146,6 +147,7 @@ class Engine:
         # A hook that is due may have saved the state, and the run was resumed from there.
         if not run.has_recorded_epoch(before):
             run.record("epoch", values)
+            note_skipped_groups(run)
         run.services.hooks.run_due(run, before, epoch_ended=True)
         run.progress = run.progress.at_epoch(before.epoch + 1)
         run.epoch_source.begin_epoch()

@@ -5,12 +5,10 @@ from pathlib import Path
 
 from ..core.folder import Folder
 from ..core.history import History
-from ..core.logs import Record, StepLogs
+from ..core.logs import StepLogs, record_of
 from ..core.progress import Progress
 from ..errors import DataError
 from ..hooks.log_file import ADVICE, Log, Mark, read
-
-OWN = ("kind", "step", "epoch", "seconds")
 
 
 def recorded_history(
@@ -59,9 +57,7 @@ def history_of(log: Log) -> History:
         last = Progress(step=int(steps[-1]))
         history.add_steps(StepLogs(int(steps[0]), values, weights, 1, last))
     for line in log.records:
-        at = Progress(line["step"], line["epoch"] - 1, seconds=line["seconds"])
-        values = {name: value for name, value in line.items() if name not in OWN}
-        history.add(Record(line["kind"], at, values))
+        history.add(record_of(line))
     return history
 
 

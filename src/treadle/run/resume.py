@@ -26,6 +26,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import numpy as np
+
 from ..backends.window import Window
 from ..checkpoint import Checkpoint
 from ..core.progress import Progress
@@ -268,6 +270,8 @@ class Resume:
         # A rollback may have restored an object that has other variables.
         initial = {**training.initial, **self._evaluation.initial}
         newer = {path: x for path, x in initial.items() if path in state.variables}
+        # Checkpoints of older versions lack the number of skipped groups.
+        newer |= {f"{path}/skipped": np.zeros((), "int32") for path in state.accumulators}
         _assign(state, {**newer, **saved.arrays}, among=None)
         restore_random_states(saved)
         training.restore_means(saved.means)
