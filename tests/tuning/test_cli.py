@@ -102,7 +102,7 @@ def test_the_command_tells_what_came_of_each_trial(mine):
     assert lines[1].startswith("trial 0000  val_loss ") and lines[1].endswith("  rate=0.01")
     assert lines[2].startswith("trial 0001  failed: KeyError: 'my own mistake'  rate=")
     assert lines[3].startswith("trial 0002  val_loss ")
-    assert lines[4].split() == ["trial", "val_loss", "rate", "seconds"]
+    assert lines[4].split() == ["trial", "val_loss", "step", "rate", "seconds"]
     assert {lines[5].split()[0], lines[6].split()[0]} == {"0000", "0002"}
     assert lines[7:9] == ["not shown: 1 failed", "runs and database: there"]
     printed = Path("there/trials/0001/output.txt").read_text()
@@ -125,11 +125,11 @@ def test_the_command_tells_what_came_of_each_trial(mine):
 def test_the_command_tells_that_all_was_tried(capsys):
     from treadle.cli.tuning import _print
 
-    done = results.Trial(3, "complete", 0.5, {"kind": "a"}, 1, 2.0, None, "there/trials/0003")
+    done = results.Trial(3, "complete", 0.5, 4, {"kind": "a"}, 1, 2.0, None, "there/trials/0003")
     _print(Tuned("loss", "min", (done,), "there", "treadle run mine", exhausted=True))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "every combination was tried"
-    assert lines[2].split() == ["0003", "0.5", "a", "2.0"]
+    assert lines[2].split() == ["0003", "0.5", "4", "a", "2.0"]
 
 
 def started(*arguments):

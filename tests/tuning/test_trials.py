@@ -3,8 +3,10 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import keras
+import numpy as np
 import pytest
 
 import treadle
@@ -167,3 +169,34 @@ def test_a_trial_may_be_judged_by_what_a_hook_logs(tmp_path):
     assert reports == [(0, 2.0), (1, 4.0)] and outcome.error is None
     assert (outcome.ended, outcome.value) == ("complete", 4.0)
     assert "Line.train_step" in " ".join(outcome.code)
+
+
+class Rises(treadle.Task):
+    """The value is best after the first epoch, whose weights the trial leaves."""
+
+    made: ClassVar[list["Rises"]] = []
+
+    def __init__(self, rate: float = 1.0) -> None:
+        self.value, self.rate = keras.Variable(0.0), rate
+        self.made.append(self)
+
+    def train_step(self, batch):
+        self.value.assign_add(self.rate)
+        return {"loss": self.value + 0.0}
+
+    def eval_step(self, batch):
+        return {"loss": self.value + 0.0}
+
+    def datasets(self):
+        return treadle.Datasets(train=[np.ones(2)] * 2, validation=[np.ones(2)])
+
+    def hooks(self):
+        return [treadle.hooks.EarlyStopping("val_loss", patience=2)]
+
+
+def test_the_value_of_a_trial_is_that_of_the_weights_it_leaves():
+    spaces = {"rate": Choice(1.0, 2.0)}
+    found = treadle.tune(Rises, trials=1, search=spaces, epochs=5, directory="there", seed=0)
+    rate = found.parameters["rate"]
+    assert (found.value, found.best.step, found.best.reports) == (2 * rate, 2, 3)
+    assert float(Rises.made[-1].value) == found.value

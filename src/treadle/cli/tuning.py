@@ -161,11 +161,12 @@ def _print(found: Tuned) -> None:
     if found.best is not None:
         table = Table(box=None, header_style="bold", pad_edge=False)
         table.add_column("trial", justify="right")
-        for name in (found.monitor, *found.best.parameters, "seconds"):
+        for name in (found.monitor, "step", *found.best.parameters, "seconds"):
             table.add_column(name, justify="right")
         for trial in found.ranked[:SHOWN]:
             seconds = f"{trial.seconds:.1f}" if trial.seconds is not None else ""
-            values = map(_short, (trial.value, *trial.parameters.values()))
+            step = "" if trial.step is None else trial.step
+            values = map(_short, (trial.value, step, *trial.parameters.values()))
             table.add_row(f"{trial.number:04}", *values, seconds)
         Console(highlight=False).print(table)
     others = len(found.ranked[SHOWN:])

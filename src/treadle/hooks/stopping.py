@@ -5,10 +5,20 @@ from typing import Any, Literal
 
 from ..core import schema
 from ..core.habits import OF_MONITORS, OF_PLATEAU, OF_STOPPING, explains
+from ..core.history import History
 from ..core.hook import Hook, LoopView
 from ..core.logs import Record
 from ..errors import ConfigurationError
 from .monitor import Monitor, check_names
+
+RESTORED = "the weights are those of step "
+
+
+def restored_step(history: History) -> int | None:
+    """Return the step whose weights a hook restored at the end of a run, or None."""
+    notes = (record.values.get("note") for record in reversed(history.records))
+    found = next((x for x in notes if isinstance(x, str) and x.startswith(RESTORED)), None)
+    return None if found is None else int(found.removeprefix(RESTORED).partition(",")[0])
 
 
 class BestWeights(Hook):
@@ -85,8 +95,8 @@ class BestWeights(Hook):
         if snapshot is not None:
             loop.restore(snapshot)
             if error is None and not loop.unfinished:
-                at = f"step {monitor.best_step}, the best {monitor.name}: {monitor.best:.6g}"
-                loop.log({"note": f"the weights are those of {at}"})
+                at = f"{monitor.best_step}, the best {monitor.name}: {monitor.best:.6g}"
+                loop.log({"note": f"{RESTORED}{at}"})
         elif not monitor.seen and loop.history.records and error is None:
             loop.log(
                 {

@@ -53,7 +53,8 @@ class Outcome:
 
     Attributes:
         ended: As `Trial.ended`.
-        value: The last logged value, or None.
+        value: The value of the weights that the trial leaves, or None.
+        step: The step at which it was logged, or None.
         error: The error that ended the trial, or None.
         stops: Name of an error class that ends the whole search, because every trial would fail in
             the same way; None otherwise.
@@ -65,6 +66,7 @@ class Outcome:
 
     ended: str
     value: float | None = None
+    step: int | None = None
     error: str | None = None
     stops: str | None = None
     seconds: float | None = None

@@ -17,7 +17,9 @@ class Trial:
         ended: `"complete"`; `"pruned"`: ended early, because other trials were better at the same
             point; `"diverged"`: the value became NaN or infinite; `"failed"`: ended by an `error`;
             `"unfinished"`: interrupted, and resumed when the search is resumed.
-        value: Last logged value of the monitored metric, or None.
+        value: The monitored value of the weights that the trial leaves, or None: of the best step
+            if a hook such as `EarlyStopping` restored it, else of the last one.
+        step: The step at which this value was logged, or None.
         parameters: The searched settings, by name.
         reports: How many times the value was logged; for validation values, the number of epochs.
         seconds: Duration in the process that ended the trial, or None.
@@ -28,6 +30,7 @@ class Trial:
     number: int
     ended: Ended
     value: float | None
+    step: int | None
     parameters: Mapping[str, Any]
     reports: int
     seconds: float | None

@@ -268,6 +268,7 @@ class Study:
             number=trial.number,
             ended=cast(Ended, outcome.ended),
             value=trial.value if outcome.ended in ("complete", "pruned") else None,
+            step=outcome.step,
             parameters=self._parameters(trial.params),
             reports=len(trial.intermediate_values),
             seconds=outcome.seconds,

@@ -27,6 +27,7 @@ from ..errors import (
     did_you_mean,
 )
 from ..hooks.monitor import Monitor
+from ..hooks.stopping import restored_step
 from ..loop import Loop
 from ..recipes._loading import Made
 from .orders import DIVERGED, PRUNED, Order, Outcome
@@ -129,8 +130,8 @@ def tried(order: Order, make: Callable[[], TrialTask], report: Report) -> Outcom
         seed, found = run_seed(), code_of(subject.made.task)
         # For a task class defined in a function, these may include settings: closure variables.
         code = {name: value for name, value in found.items() if name not in order.settings}
-        ended, value = _trained(order, subject, report)
-        outcome = Outcome(ended, value)
+        ended, value, step = _trained(order, subject, report)
+        outcome = Outcome(ended, value, step=step)
     except NonFiniteError as error:
         outcome = Outcome("diverged", error=_described(error))
     except Exception as error:  # raised by the user's code: the trial counts as failed
@@ -150,7 +151,7 @@ def missing(name: str, known: Mapping[str, Any]) -> Unfit:
     )
 
 
-def _trained(order: Order, subject: TrialTask, report: Report) -> tuple[str, float | None]:
+def _trained(order: Order, subject: TrialTask, report: Report) -> tuple[str, float | None, int]:
     lasts: dict[str, Any] = dict(order.lasts) or dict(subject.made.lasts)
     if not lasts:
         raise Unfit(
@@ -178,12 +179,27 @@ def _trained(order: Order, subject: TrialTask, report: Report) -> tuple[str, flo
         # The trial may have ended in an earlier process that was killed before it sent the outcome.
         reason = str(read_run(Path(order.directory)).get("reason") or "").partition(":")[0]
         reporting.ended = reason if reason in (DIVERGED, PRUNED) else None
-    logged = _logged(history)
-    if order.monitor not in logged:
-        raise missing(order.monitor, logged)
-    value = float(logged[order.monitor])
+    value, step = _value(history, order.monitor)
     ended = reporting.ended or ("complete" if math.isfinite(value) else "diverged")
-    return ended, value if math.isfinite(value) else None
+    return ended, value if math.isfinite(value) else None, step
+
+
+def _value(history: History, name: str) -> tuple[float, int]:
+    """Return the value of the weights that a run leaves, and the step at which it was logged.
+
+    Raises:
+        ConfigurationError: No value of this name was logged.
+    """
+    found = [
+        (float(value), record.progress.step)
+        for record in history.records
+        if isinstance(value := record.values.get(name), (int, float))
+    ]
+    if not found:
+        raise missing(name, _logged(history))
+    restored = restored_step(history)
+    of_weights = [pair for pair in found if restored is None or pair[1] <= restored]
+    return of_weights[-1] if of_weights else found[-1]
 
 
 def _logged(history: History) -> dict[str, Any]:
