@@ -145,6 +145,21 @@ class Keeping(Shuffling):
         self.generator.setstate(state["own"])
 
 
+class Growing(Shuffling):
+    """Grows when an epoch ends, from three batches."""
+
+    num_batches = property(lambda self: len(self.order))
+
+    def __init__(self, step=1):
+        super().__init__()
+        self.order, self.step = list(range(3 if step > 0 else 7)), step
+
+    def on_epoch_end(self):
+        n = len(self.order)
+        self.order = [*self.order, *range(n, n + self.step)][: n + self.step]
+        super().on_epoch_end()
+
+
 def drawing():
     """Draws from all global generators, and ends after five batches."""
     start = random.random()
@@ -330,6 +345,17 @@ KINDS = {
     "PyDataset that shuffles": Shuffling,
     "limited PyDataset that shuffles": lambda: limited(Shuffling(), 3),
     "PyDataset with a state": Keeping,
+    "PyDataset that grows": Growing,
+    "PyDataset that shrinks": lambda: Growing(-2),
+    "groups of a PyDataset that grows": lambda: groups(Growing(), 2),
+    "pair of a PyDataset that grows": lambda: zipped(Growing(), closed_loop(Environment().act)),
+    "limited PyDataset that grows": lambda: limited(Growing(), 4),
+    "short list and endless stream": lambda: zipped(batches()[:4], closed_loop(Noise())),
+    "short stream and endless one": lambda: zipped(drawing, closed_loop(Noise())),
+    "list and longer limited stream": lambda: zipped(batches()[:3], limited(counted, 5)),
+    "groups and an endless stream": lambda: zipped(groups(batches(), 2), closed_loop(Noise())),
+    "list and endless groups": lambda: zipped(batches()[:3], groups(closed_loop(Noise()), 2)),
+    "groups of a longer limited stream": lambda: groups(limited(closed_loop(Noise()), 5), 2),
     "Grain stream": grain_stream,
     "Grain loader": grain_loader,
     "limited Grain stream": lambda: limited(grain_stream(), 4),

@@ -7,7 +7,11 @@ from tests.cli.test_one_backend import (
     test_commands_that_open_a_run_use_its_backend,
     test_messages_of_the_import_are_hidden,
 )
-from tests.data.test_changed_arrays import test_changing_arrays_are_read_for_each_batch
+from tests.data.test_changed_arrays import (
+    test_a_run_resumes_with_the_values_of_the_arrays,
+    test_a_step_sees_the_values_that_the_arrays_have_when_it_begins,
+    test_changing_arrays_are_read_for_each_batch,
+)
 from tests.data.test_other_sources import test_another_source_in_compiled_and_eager_steps
 from tests.doctor.test_find_lr import test_each_step_has_its_own_rate
 from tests.doctor.test_replay_nonfinite import test_nan_in_a_batch_is_traced_to_its_rows

@@ -261,6 +261,13 @@ UNSURE = {
     "pair of states",
     "PyDataset that shuffles",
     "limited PyDataset that shuffles",
+    "PyDataset that grows",
+    "PyDataset that shrinks",
+    "groups of a PyDataset that grows",
+    "pair of a PyDataset that grows",
+    "limited PyDataset that grows",
+    "short stream and endless one",
+    "list and longer limited stream",
 }
 
 

@@ -137,6 +137,8 @@ def _version(package: str) -> str | None:
 def source_facts(source: Any) -> dict[str, Any]:
     """Return the facts about a source that are known without reading it, such as its length.
 
+    The length is none of them if the data itself may change it between epochs.
+
     Example:
         >>> import numpy as np, treadle
         >>> source_facts(treadle.data.from_arrays(np.zeros(8), batch_size=4))["length"]
@@ -145,7 +147,8 @@ def source_facts(source: Any) -> dict[str, Any]:
     # The others depend on the number of processes. A user's source may list its files as `shards`.
     if isinstance(getattr(source, "shards", None), int):
         return {"sharded": True}
-    found = {name: getattr(source, name, None) for name in SOURCE_FACTS}
+    facts = SOURCE_FACTS[1:] if getattr(source, "length_varies", False) else SOURCE_FACTS
+    found = {name: getattr(source, name, None) for name in facts}
     return {name: value for name, value in found.items() if value is not None}
 
 

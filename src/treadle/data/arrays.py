@@ -2,7 +2,7 @@
 
 import hashlib
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -13,10 +13,11 @@ import numpy as np
 from ..backends.window import Rows, Window
 from ..core import structures
 from ..errors import DataError, whole_number
+from .iterables import type_name
 from .leaves import Array, as_arrays, mapped_base, named
 from .order import Integers, Permutation
 from .reader import refuse_beyond
-from .source import BaseSource, ReadRequest
+from .source import BaseSource, Position, ReadRequest
 
 _order: Final[Callable[[int, int, int], Permutation]] = lru_cache(maxsize=8)(Permutation)
 
@@ -26,6 +27,9 @@ ORDERED_AT_ONCE: Final = 2048
 FINGERPRINT_ROWS: Final = 256
 FINGERPRINT_BYTES: Final = 2**20
 """Limits of the rows and bytes of an array that a fingerprint hashes. It takes 0.5 ms for MNIST."""
+
+CHANGING_BYTES: Final = 2**22
+"""The most bytes of an array that changes for which it is saved in each checkpoint."""
 
 MAPPED_BYTES: Final = 64 * 2**20
 MAPPED_AROUND: Final = 64 * 2**10
@@ -52,8 +56,9 @@ def from_arrays(
     be read from any position. Dtypes are not changed (float64 is kept); models cast their inputs.
 
     The arrays become read-only, since copies of them may be on a device: assigning to them raises
-    NumPy's error. With `changing=True` they stay writable, and their present values are read for
-    each batch, which takes longer.
+    NumPy's error. With `changing=True` they stay writable, and each step sees the values that they
+    have when it begins, which takes longer: no batch is prefetched. Checkpoints contain those of up
+    to 4 MiB, and restore them in place.
 
     Args:
         *arrays: Arrays of shape (examples, …), or structures of them. None leaves stay None.
@@ -67,7 +72,7 @@ def from_arrays(
     Raises:
         DataError: If there are no arrays, examples or full batches; if lengths differ; if
             `batch_size` is not a positive integer or `seed` is not a non-negative one; or if a leaf
-            is not an array of numbers.
+            is not an array of numbers; or, with `changing`, if a leaf had to be copied.
 
     Example:
         >>> source = from_arrays(np.arange(5), batch_size=2, shuffle=False)
@@ -77,7 +82,8 @@ def from_arrays(
         >>> reader.take(10).batches.tolist()
         [[4]]
     """
-    structure = as_arrays(arrays[0] if len(arrays) == 1 else arrays)
+    given = arrays[0] if len(arrays) == 1 else arrays
+    structure = as_arrays(given)
     sized = structures.with_paths(structure)
     if not sized:
         raise DataError("from_arrays got no arrays: call it as from_arrays(x, y, batch_size=64)")
@@ -90,7 +96,12 @@ def from_arrays(
         )
     if seed is not None:
         seed = whole_number("seed", seed, DataError, least=0)
-    if not changing:
+    if changing:
+        _refuse_copies(given, structure)
+    else:
+        for leaf in structures.flatten(given):
+            if isinstance(leaf, np.ndarray):  # also if it was converted, and is not read again
+                _read_only(leaf)  # type: ignore[reportUnknownArgumentType]
         structure = structures.mapped(_read_only, structure)
     return ArraySource(structure, examples, batch_size, shuffle, drop_last, seed, changing)
 
@@ -127,8 +138,6 @@ class ArraySource(BaseSource):
         seed: The seed of the order, or None for the seed of the run.
         changing: Whether the values of the arrays change while the source is in use.
         endless: Always False: every epoch ends.
-        inexact: Always None: reading can start at any position.
-        closed_loop: Always False: batches do not depend on the state of the run.
         is_stored: Always True: reading a batch leaves no trace.
     """
 
@@ -141,8 +150,6 @@ class ArraySource(BaseSource):
     changing: bool = False
 
     endless: bool = field(default=False, init=False)
-    inexact: str | None = field(default=None, init=False)
-    closed_loop: bool = field(default=False, init=False)
     is_stored: bool = field(default=True, init=False)
 
     @property
@@ -155,6 +162,52 @@ class ArraySource(BaseSource):
     def batch_examples(self) -> int:
         """The number of examples in a full batch."""
         return min(self.batch_size, self.examples)
+
+    @property
+    def closed_loop(self) -> bool:
+        """Whether batches are read only when their step begins: if the arrays change."""
+        return self.changing
+
+    @property
+    def inexact(self) -> str | None:
+        """The reason why the source cannot be resumed exactly, or None."""
+        large = [path for path, leaf in self._changeable() if leaf.nbytes > CHANGING_BYTES]
+        if not large:
+            return None
+        return (
+            f"{named(large[0])} may change (changing=True), but is larger than the "
+            f"{CHANGING_BYTES:,} bytes that checkpoints save of an array: give arrays that do not "
+            "change in a source of their own, as in zipped(from_arrays(x, …), from_arrays(y, …, "
+            "changing=True)), or restore the array before training"
+        )
+
+    def _changeable(self) -> list[tuple[structures.Path, Array]]:
+        """Return the arrays that may change, with their paths."""
+        if not self.changing:
+            return []
+        return [(p, x) for p, x in structures.with_paths(self.arrays) if x.flags.writeable]
+
+    def saved(self) -> dict[str, Array] | None:
+        """Return the bytes of the small arrays that may change, by path; None if there are none."""
+        small = [(p, x) for p, x in self._changeable() if x.nbytes <= CHANGING_BYTES]
+        found = {structures.text_of(p): np.frombuffer(x.tobytes(), np.uint8) for p, x in small}
+        return found or None
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Assign the values that `saved` returned to the arrays.
+
+        Raises:
+            DataError: If an array has another size.
+        """
+        for path, leaf in self._changeable():
+            values = saved.get(structures.text_of(path))
+            if values is not None and values.nbytes != leaf.nbytes:
+                raise DataError(
+                    f"{named(path)} has {leaf.nbytes:,} bytes, but {values.nbytes:,} when the run "
+                    "was saved: this is not the data that the run began with"
+                )
+            if values is not None:
+                leaf[...] = np.frombuffer(values.tobytes(), leaf.dtype).reshape(leaf.shape)
 
     @property
     def fingerprint(self) -> str | None:
@@ -202,12 +255,14 @@ class ArraySource(BaseSource):
         return _order(self.examples, seed if self.seed is None else self.seed, epoch)(positions)
 
     def open(self, request: ReadRequest) -> "ArrayReader":
-        """Open a reader. The position is ignored.
+        """Open a reader. A position holds the values of arrays that change.
 
         Raises:
-            DataError: If the epoch has fewer than `start` batches.
+            DataError: If the epoch has fewer than `start` batches, or a saved array another size.
         """
         refuse_beyond(request.start, self.length, request.epoch)
+        if self.changing and request.position is not None:
+            self.restore(request.position)
 
         def indices(start: int, most: int) -> Integers:
             return self.indices(
@@ -265,11 +320,30 @@ class ArrayReader:
         """Put back batches; the next `take` returns them again."""
         self._next -= window.count
 
-    def position(self, ahead: int = 0) -> None:
-        """Return None: the epoch and batch number are sufficient."""
+    def position(self, ahead: int = 0) -> Position | None:
+        """Return the values of small arrays that change; None if epoch and batch are enough."""
+        return self._source.saved()
 
     def close(self) -> None:
         """Do nothing: the reader has no resources."""
+
+
+def _refuse_copies(given: Any, structure: Any) -> None:
+    """Reject leaves of `from_arrays` whose changes cannot be seen, since they were converted.
+
+    Raises:
+        DataError: If a leaf was copied.
+    """
+    again = dict(structures.with_paths(as_arrays(given)))
+    leaves = dict(structures.with_paths(given))
+    for path, array in structures.with_paths(structure):
+        if not np.may_share_memory(array, again[path]):
+            leaf = leaves[path]
+            raise DataError(
+                f"{named(path)} is a {type_name(leaf)} of dtype {leaf.dtype}, which is copied, so "
+                "that changing=True would not see its changes: pass a NumPy array of dtype "
+                f"{array.dtype.name}, and change that"
+            )
 
 
 def _read_only(array: Array) -> Array:

@@ -5,6 +5,7 @@ from typing import Any
 
 from ..backends.window import Window
 from ..errors import DataError, whole_number
+from .epochs import LimitedSource
 from .foreign.sources import as_source
 from .leaves import sliced, window_of
 from .reader import CountingReader, refuse_beyond
@@ -14,6 +15,7 @@ from .source import (
     Reader,
     ReadRequest,
     Source,
+    finish,
     position_of,
     read_from,
     shards_of,
@@ -51,7 +53,9 @@ def groups(source: Any, n: int) -> "GroupSource":
 def zipped(*sources: Any, **named: Any) -> "ZippedSource":
     """Zip several sources: each batch is a tuple or a dict of one batch from each source.
 
-    An epoch ends when the shortest source ends. Array sources of equal length have the same order,
+    An epoch ends when the shortest source ends. A source without end continues: each epoch starts
+    where the previous one has left it. A generator function starts again in each epoch, unless
+    `limited` makes a stream of it. Array sources of equal length have the same order,
     so `zipped(from_arrays(x, …), from_arrays(y, …))` stays aligned. Pass different seeds to
     `from_arrays` for different orders.
 
@@ -77,6 +81,11 @@ def zipped(*sources: Any, **named: Any) -> "ZippedSource":
     parts = [as_source(source) for source in (*sources, *named.values())]
     for part in parts:
         refuse_shards(part, "zipped")
+    if not all(part.endless for part in parts):  # an epoch ends, and the streams continue
+        lengths = [part.length for part in parts if not part.endless]
+        varies = any(getattr(part, "length_varies", False) for part in parts)
+        least = None if varies else min((n for n in lengths if n is not None), default=None)
+        parts = [LimitedSource(part, least) if part.endless else part for part in parts]
     return ZippedSource(dict(zip(named, parts, strict=True)) if named else tuple(parts))
 
 
@@ -137,33 +146,38 @@ class GroupSource(BaseSource):
             DataError: If the epoch has fewer than `start` groups.
         """
         epoch, start = request.epoch, request.start
-        refuse_beyond(start, self.length, epoch)
+        refuse_beyond(start, None if self.length_varies else self.length, epoch)
         part = read_from(self.source, request.at(epoch, start * self.n, request.position))
-        return GroupReader(part, self.n, self.length, epoch, start)
+        return GroupReader(part, self, epoch, start)
 
 
 class GroupReader(CountingReader):
     """Reads groups: slices of one window if possible, otherwise joined from several windows."""
 
-    def __init__(self, part: Reader, n: int, length: int | None, epoch: int, start: int) -> None:
+    def __init__(self, part: Reader, source: GroupSource, epoch: int, start: int) -> None:
         super().__init__(epoch, start)
         self._part = part
-        self._n = n
-        self._length = length
+        self._source, self._n = source, source.n
 
     def position(self, ahead: int = 0) -> Position | None:
         """Return the position of the source's reader."""
         return position_of(self._part, ahead * self._n)
+
+    def finish(self) -> None:
+        """End the epoch of the source's reader."""
+        finish(self._part)
 
     def close(self) -> None:
         """Close the source's reader."""
         self._part.close()
 
     def _draw(self, most: int) -> Window | None:
-        if self._length is not None:  # do not read batches of a dropped last group
-            most = min(most, self._length - self.given)
+        length = self._source.length
+        if length is not None:  # do not read batches of a dropped last group
+            most = min(most, length - self.given)
         window = self._part.take(most * self._n) if most else None
         if window is None:
+            self.finish()
             return None
         count = window.count // self._n
         if count == 0:
@@ -224,7 +238,7 @@ class ZippedSource(BaseSource):
         """The length of the shortest source; None if one of unknown length may be shorter."""
         if any(part.length is None and not part.endless for _, part in self.parts):
             return None
-        return self._shortest
+        return self.shortest
 
     @property
     def endless(self) -> bool:
@@ -254,7 +268,8 @@ class ZippedSource(BaseSource):
         return any(part.closed_loop for _, part in self.parts)
 
     @property
-    def _shortest(self) -> int | None:
+    def shortest(self) -> int | None:
+        """The length of the shortest source of known length, or None."""
         return min((part.length for _, part in self.parts if part.length is not None), default=None)
 
     def open(self, request: ReadRequest) -> "ZippedReader":
@@ -264,13 +279,13 @@ class ZippedSource(BaseSource):
             DataError: If the epoch of a source has fewer than `start` batches.
         """
         epoch, start, positions = request.epoch, request.start, request.position or {}
-        refuse_beyond(start, self._shortest, epoch)
+        refuse_beyond(start, None if self.length_varies else self.shortest, epoch)
         readers = {
             name: read_from(part, request.at(epoch, start, positions.get(name)))
             for name, part in self.parts
         }
         is_named = isinstance(self.sources, dict)
-        return ZippedReader(readers, is_named, self._shortest, epoch, start)
+        return ZippedReader(readers, is_named, self, epoch, start)
 
 
 class ZippedReader(CountingReader):
@@ -279,7 +294,7 @@ class ZippedReader(CountingReader):
     Args:
         readers: The readers by name or index, in the order of the batch.
         is_named: Whether batches are dicts by name, and no tuples.
-        length: The number of batches after which no source is read, or None.
+        source: The source, whose shortest part may have another length in each epoch.
         epoch: The number of the epoch.
         start: The number of the first batch.
     """
@@ -288,19 +303,24 @@ class ZippedReader(CountingReader):
         self,
         readers: dict[str, Reader],
         is_named: bool,
-        length: int | None,
+        source: ZippedSource,
         epoch: int,
         start: int,
     ) -> None:
         super().__init__(epoch, start)
         self._readers = readers
         self._is_named = is_named
-        self._length = length
+        self._source = source
 
     def position(self, ahead: int = 0) -> Position | None:
         """Return the positions of the readers by name or index, or None if no reader has one."""
         found = {name: position_of(reader, ahead) for name, reader in self._readers.items()}
         return {name: at for name, at in found.items() if at is not None} or None
+
+    def finish(self) -> None:
+        """End the epoch of all readers."""
+        for reader in self._readers.values():
+            finish(reader)
 
     def close(self) -> None:
         """Close the readers of all sources."""
@@ -308,8 +328,9 @@ class ZippedReader(CountingReader):
             reader.close()
 
     def _draw(self, most: int) -> Window | None:
-        if self._length is not None:  # do not read batches beyond the shortest source
-            most = min(most, self._length - self.given)
+        shortest = self._source.shortest
+        if shortest is not None:  # do not read batches beyond the shortest source
+            most = min(most, shortest - self.given)
         windows: dict[str, Window] = {}
         for name, reader in self._readers.items():
             try:
@@ -327,6 +348,7 @@ class ZippedReader(CountingReader):
                 windows[name], rest = window.split(most)
                 self._readers[name].put_back(rest)
         if most == 0:
+            self.finish()
             return None
         first = next(iter(windows.values()))
         batches: Any = {name: window.batches for name, window in windows.items()}

@@ -13,6 +13,7 @@ from .source import (
     Reader,
     ReadRequest,
     Source,
+    finish,
     position_of,
     read_from,
     shards_of,
@@ -52,17 +53,17 @@ class LimitedSource(BaseSource):
 
     Attributes:
         source: The underlying source.
-        batches: The maximum number of batches in an epoch.
+        batches: The maximum number of batches in an epoch; None if another source ends it.
         continues: Whether an epoch begins where the one before has ended, also if the length of the
             source is known; as in `fit` of Keras with `steps_per_epoch`.
-        endless: Always False: every epoch ends.
+        endless: Whether an epoch is known never to end: only without a maximum.
     """
 
-    def __init__(self, source: Source, batches: int, continues: bool = False) -> None:
+    def __init__(self, source: Source, batches: int | None, continues: bool = False) -> None:
         self.source = source
         self.batches = batches
         self.continues = continues and not source.endless
-        self.endless = False
+        self.endless = batches is None
         self._stream: Stream | None = None
 
     @property
@@ -71,7 +72,11 @@ class LimitedSource(BaseSource):
         if self.source.endless:
             return self.batches
         known = self.source.length
-        if known is None or (self.continues and known > self.batches and known % self.batches):
+        if (
+            known is None
+            or self.batches is None
+            or (self.continues and known > self.batches and known % self.batches)
+        ):
             return None
         return min(known, self.batches)
 
@@ -112,8 +117,9 @@ class LimitedSource(BaseSource):
             DataError: If the epoch has fewer than `start` batches.
         """
         start, position = request.start, request.position
-        refuse_beyond(start, self.length, request.epoch)
-        if self.source.length is not None and not self.continues:
+        refuse_beyond(start, None if self.length_varies else self.length, request.epoch)
+        known = self.source.length is not None and not self.continues
+        if self.batches is not None and known:
             return Head(read_from(self.source, request), self.batches - start)
         epoch = request.epoch - request.since
         request = replace(request, since=0)
@@ -123,7 +129,8 @@ class LimitedSource(BaseSource):
             if position is not None:
                 stream.jump(epoch, start, position)
             elif self.source.endless:
-                stream.jump(epoch, start, {"pass": 0, "batch": epoch * self.batches + start})
+                before = epoch * (self.batches or 0)
+                stream.jump(epoch, start, {"pass": 0, "batch": before + start})
             else:
                 stream.discard_until(epoch, start)
             self._stream = stream
@@ -145,6 +152,7 @@ class Head:
     def take(self, most: int) -> Window | None:
         """Return the next batches; None at the end of the epoch or at the limit."""
         if self._left == 0:  # do not read a batch beyond the limit
+            self.finish()
             return None
         window = self._reader.take(min(most, self._left))
         if window is not None:
@@ -160,6 +168,10 @@ class Head:
         """Return the position of the epoch's reader."""
         return position_of(self._reader, ahead)
 
+    def finish(self) -> None:
+        """End the epoch of its reader."""
+        finish(self._reader)
+
     def close(self) -> None:
         """Close the epoch's reader."""
         self._reader.close()
@@ -172,11 +184,11 @@ class Stream:
 
     Args:
         source: The source, whose epochs are the passes.
-        batches: The maximum number of batches in an epoch.
+        batches: The maximum number of batches in an epoch; None if another source ends it.
         request: The request for the first pass.
     """
 
-    def __init__(self, source: Source, batches: int, request: ReadRequest) -> None:
+    def __init__(self, source: Source, batches: int | None, request: ReadRequest) -> None:
         self.request: Final = request
         self._source: Final = source
         self._batches: Final = batches
@@ -189,8 +201,11 @@ class Stream:
         self._ended = self._failed = False
 
     def at(self, epoch: int, start: int) -> bool:
-        """Return whether the next batch is this one; advance to the next epoch if it is due."""
-        if epoch == self._epoch + 1 and start == 0 and self._epoch_is_over():
+        """Return whether the next batch is this one; the next epoch starts where the last ended.
+
+        An epoch may end before the maximum, by another source or a `break`.
+        """
+        if epoch == self._epoch + 1 and start == 0:
             self._epoch, self._batch, self._ended = epoch, 0, False
         return (epoch, start) == (self._epoch, self._batch)
 
@@ -220,7 +235,8 @@ class Stream:
         if self._epoch_is_over():
             return None
         reader = self._open_pass() if self._reader is None else self._reader
-        most = min(most, self._batches - self._batch)
+        if self._batches is not None:
+            most = min(most, self._batches - self._batch)
         try:
             window = reader.take(most)
         except Exception:

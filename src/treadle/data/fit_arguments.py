@@ -13,10 +13,20 @@ from ..core import structures
 from ..errors import DataError
 from .arrays import from_arrays
 from .epochs import LimitedSource
-from .foreign.sources import as_source, from_keras
+from .foreign.keras import from_keras
+from .foreign.sources import as_source
 from .iterables import type_name
 from .leaves import window_of
-from .source import BaseSource, Position, Reader, ReadRequest, Source, position_of, read_from
+from .source import (
+    BaseSource,
+    Position,
+    Reader,
+    ReadRequest,
+    Source,
+    finish,
+    position_of,
+    read_from,
+)
 
 BATCH_SIZE: Final = 32  # of Keras
 NO_ARRAYS: Final = ("RaggedTensor", "BCOO", "BCSR")
@@ -184,9 +194,14 @@ class ContinuedSource(BaseSource):
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self.length, self.endless = source.length, source.endless
+        self.endless = source.endless
         self.batch_examples, self.closed_loop = source.batch_examples, source.closed_loop
         self._epoch = -1
+
+    @property
+    def length(self) -> int | None:
+        """The number of batches in an epoch; None if unknown."""
+        return self.source.length
 
     @property
     def inexact(self) -> str | None:
@@ -209,8 +224,13 @@ class WeightedSource(BaseSource):
 
     def __init__(self, source: Source, class_weight: Mapping[int, float]) -> None:
         self.source, self._class_weight = source, class_weight
-        self.length, self.endless = source.length, source.endless
+        self.endless = source.endless
         self.batch_examples, self.closed_loop = source.batch_examples, source.closed_loop
+
+    @property
+    def length(self) -> int | None:
+        """The number of batches in an epoch; None if unknown."""
+        return self.source.length
 
     @property
     def inexact(self) -> str | None:
@@ -250,6 +270,10 @@ class _WeightedReader:
     def position(self, ahead: int = 0) -> Position | None:
         """Return the position of the reader of the batches."""
         return position_of(self._reader, ahead)
+
+    def finish(self) -> None:
+        """End the epoch of the reader of the batches."""
+        finish(self._reader)
 
     def close(self) -> None:
         """Close the reader of the batches."""

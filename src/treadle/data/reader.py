@@ -105,6 +105,7 @@ class BatchReader(CountingReader):
             `Resumable` if it has a state.
         reading: The starting point, which also determines the random states.
         closed_loop: Read one batch at a time, since batches depend on previous steps.
+        length: Returns the number of batches of the epoch, if it is a part of the position.
     """
 
     def __init__(
@@ -113,11 +114,13 @@ class BatchReader(CountingReader):
         reading: Reading,
         *,
         closed_loop: bool = False,
+        length: Callable[[], int | None] | None = None,
     ) -> None:
         super().__init__(reading.epoch, reading.start)
         self._open: Final = batches
         self._reading: Final = reading
         self._closed_loop: Final = closed_loop
+        self._length: Final = length
         self._iterator: Iterator[Any] | None = None
         # Whether the iterator ended, and whether the newest state is one after its end.
         self._ended = self._kept_at_end = reading.ended()
@@ -143,6 +146,8 @@ class BatchReader(CountingReader):
         known = [kept for kept in self._states if kept[0] <= target]
         batch, state = known[-1] if known else (target, iterator.state())
         found = {"epoch": self._reading.epoch, "batch": batch, "state": state}
+        if self._length is not None:
+            found["length"] = self._length()
         if over and (iterator.opening is not None or not here):
             found["after"] = iterator.state()
         ended = here and self._kept_at_end and iterator.opening is None
@@ -207,10 +212,24 @@ class BatchReader(CountingReader):
         stacked = structures.pack(batch.structure, [stack[:count] for stack in stacks])
         return window_of(stacked, count)
 
+    def finish(self) -> None:
+        """End the epoch here, if the iterator must know of its end, although batches may follow."""
+        finish = getattr(self._unwrapped, "finish", None)
+        if callable(finish) and not self._ended:
+            with random_states.preserved():
+                finish()
+            self._waiting.clear()
+            self._states = [kept for kept in self._states if kept[0] <= self.given]
+            self._ended, self._failure, self._drawn = True, None, self.given
+
+    @property
+    def _unwrapped(self) -> Iterator[Any] | None:
+        iterator = self._iterator
+        return iterator.iterator if isinstance(iterator, Resumable) else iterator
+
     def _stacking(self) -> StackingIterator | None:
         """Return the iterator if it stacks batches itself, and the next ones come from it."""
-        iterator = self._iterator
-        iterator = iterator.iterator if isinstance(iterator, Resumable) else iterator
+        iterator = self._unwrapped
         next_ones = not self._waiting and not self._ended and self._failure is None
         if next_ones and self._drawn >= self._reading.start:
             return iterator if isinstance(iterator, StackingIterator) else None
@@ -303,13 +322,13 @@ class BatchReader(CountingReader):
         return None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class BatchSource(BaseSource):
     """A source defined by a function that returns an iterator of batches.
 
     Attributes:
         batches: Returns an iterator over the batches of an epoch, starting at `Reading.first`.
-        length: The number of batches in an epoch; None if unknown or endless.
+        length: The number of batches in the epoch that was opened last; None if unknown or endless.
         endless: Whether an epoch is known never to end.
         batch_examples: The number of examples in a full batch; None if unknown.
         inexact: The reason why the source cannot be resumed exactly; None if it can.
@@ -320,6 +339,8 @@ class BatchSource(BaseSource):
         is_stored: Whether the batches are stored, so that reading one leaves no trace.
         zeros: Returns a batch of zeros, given the number of its examples, of a source that knows
             the form of its batches; None otherwise.
+        count: Returns the number of batches of the epoch that begins; None if all have `length`.
+        varies: Whether the data itself may change its length between epochs.
     """
 
     batches: Callable[[Reading], Iterator[Any]]
@@ -332,6 +353,13 @@ class BatchSource(BaseSource):
     closed_loop: bool = False
     is_stored: bool = False
     zeros: Callable[[int], Any] | None = None
+    count: Callable[[], int | None] | None = None
+    varies: bool = False
+
+    @property
+    def length_varies(self) -> bool:
+        """Whether the data itself may change its length between epochs."""
+        return self.varies
 
     def open(self, request: ReadRequest) -> BatchReader:
         """Open a reader of the iterator of an epoch. `ordered` is ignored.
@@ -340,12 +368,22 @@ class BatchSource(BaseSource):
             DataError: If the epoch has fewer than `start` batches.
         """
         epoch, start, position = request.epoch, request.start, request.position
+        inside = position is not None and position["epoch"] == epoch
+        if position is not None and inside:
+            self.length = position.get("length", self.length)
+        elif self.count is not None and start == 0:
+            self.length = self.count()
         refuse_beyond(start, self.length, epoch)
         if self.seed is not None:
             request = replace(request, seed=self.seed)
         reading = Reading.of(request, self.seeks)
-        reader = BatchReader(lambda: self.batches(reading), reading, closed_loop=self.closed_loop)
-        if start and position is not None and position["epoch"] == epoch:
+        reader = BatchReader(
+            lambda: self.batches(reading),
+            reading,
+            closed_loop=self.closed_loop,
+            length=(lambda: self.length) if self.varies else None,
+        )
+        if start and inside:
             reader.catch_up()  # now, since the caller may continue with the next epoch
         return reader
 

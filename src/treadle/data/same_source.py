@@ -3,7 +3,7 @@
 from typing import Any
 
 from ..core.identity import in_json_types, source_facts
-from .source import Source
+from .source import Source, parts_of
 
 
 def describe_source(source: Source) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def describe_source(source: Source) -> dict[str, Any]:
     """
     found = {"class": type(source).__name__, **source_facts(source)}
     found |= {name: getattr(source, name) for name in ("n", "batches") if _is_number(source, name)}
-    parts = [describe_source(part) for part in _parts(source)]
+    parts = [describe_source(part) for part in parts_of(source)]
     return in_json_types({**found, "parts": parts} if parts else found)
 
 
@@ -43,17 +43,8 @@ def is_same_source(one: Source, other: Source) -> bool:
     return consist_of_arrays and describe_source(one) == describe_source(other)
 
 
-def _parts(source: Any) -> list[Source]:
-    """Return the sources that a source combines."""
-    if isinstance(inner := getattr(source, "source", None), Source):
-        return [inner]
-    if isinstance(inner := getattr(source, "sources", None), dict):
-        return list(inner.values())  # type: ignore[reportUnknownArgumentType]
-    return list(inner) if isinstance(inner, tuple) else []  # type: ignore[reportUnknownArgumentType]
-
-
 def _consists_of_arrays(source: Source) -> bool:
-    parts = _parts(source)
+    parts = parts_of(source)
     if parts:
         return all(map(_consists_of_arrays, parts))
     return getattr(source, "fingerprint", None) is not None

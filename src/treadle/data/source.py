@@ -136,6 +136,11 @@ class ReadRequest:
 class BaseSource(ABC):
     """Base class of Treadle's sources: `read` collects its arguments into one `ReadRequest`."""
 
+    @property
+    def length_varies(self) -> bool:
+        """Whether the data itself may change its length between epochs."""
+        return any(getattr(part, "length_varies", False) for part in parts_of(self))
+
     @abstractmethod
     def open(self, request: ReadRequest) -> Reader:
         """Open a reader for a request."""
@@ -174,6 +179,15 @@ def read_from(source: Source, request: ReadRequest) -> Reader:
     )
 
 
+def parts_of(source: Any) -> list[Source]:
+    """Return the sources that a source combines."""
+    if isinstance(inner := getattr(source, "source", None), Source):
+        return [inner]
+    if isinstance(inner := getattr(source, "sources", None), dict):
+        return list(inner.values())  # type: ignore[reportUnknownArgumentType]
+    return list(inner) if isinstance(inner, tuple) else []  # type: ignore[reportUnknownArgumentType]
+
+
 def check_it_ends(source: Source, what: str) -> Source:
     """Return a source that is read to its end.
 
@@ -198,6 +212,16 @@ def shards_of(source: Any) -> int | None:
     A user's source may have an attribute `shards` too, such as the names of its files.
     """
     return getattr(source, "shards", None) if isinstance(source, BaseSource) else None
+
+
+def finish(reader: Reader) -> None:
+    """End the epoch of a reader, which may have further batches, if the reader has this method.
+
+    Data sets that are notified of the end of an epoch get it also if another source ends the epoch.
+    """
+    end = cast("Callable[[], None] | None", getattr(reader, "finish", None))
+    if callable(end):
+        end()
 
 
 def position_of(reader: Reader, ahead: int = 0) -> Position | None:

@@ -211,6 +211,8 @@ class Engine:
         run.open_source(source, trains=True)
         run.epoch_source.use(source, run.progress.step)
         run.current.has_opened = True
+        if run.current.steps_per_epoch is not None:
+            run.current.steps_per_epoch = source.length
         if not run.started:
             self._start_at_first_batch(source)
         if left is not None:

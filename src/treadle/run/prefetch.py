@@ -229,10 +229,13 @@ class Feed:
         window = reader.take(min(most, PIECE))
         if window is None:
             return None
-        if window.rows is not None:  # rows of arrays: reading all at once costs nothing
+        unread = self._open is not None and self._open[0].closed_loop  # while a window runs
+        # Rows of arrays are read at once, which costs nothing, and arrays that change too: a
+        # function of a closed loop gives one batch.
+        if window.rows is not None or (unread and window.count == PIECE < most):
             reader.put_back(window)
             return reader.take(most)
-        if self._even and not running() and self._open and not self._open[0].closed_loop:
+        if self._even and not running() and self._open and not unread:
             most, running = min(most, PIECE), _always  # a reader may stop after some time
         pieces: list[Window] = []
         missing = most - window.count

@@ -7,20 +7,18 @@ importing it would cost time.
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-import numpy as np
-
 from ...errors import DataError
-from .. import random_states
 from ..iterables import forward_only, length_of, type_name
-from ..order import Permutation
 from ..reader import BatchReader, BatchSource, lasting
 from ..reading import Reading
 from ..source import BaseSource, ReadRequest, Source
-from ..states import Keeper, Resumable, generators_of, keeper_of, tallies_of
+from ..states import Resumable, generators_of
+from .keras import from_keras
 
 ACCEPTED: Final = (
     "treadle.data.from_arrays(…) and its like, tf.data.Dataset, PyTorch DataLoader, "
@@ -59,7 +57,8 @@ def as_source(data: Any) -> Source:
     for make in (from_keras, _from_tensorflow, _from_torch, _from_grain, _from_python):
         source = make(data)
         if source is not None:
-            if known is not None and known.length == source.length:
+            same_length = known is not None and known.length == source.length
+            if known is not None and (same_length or getattr(known, "length_varies", False)):
                 return known
             _sources[id(data)] = source
             return source
@@ -100,65 +99,6 @@ def refuse_arrays(data: Any) -> None:
 
 def _is_array(data: Any) -> bool:
     return hasattr(data, "__array__") or (hasattr(data, "shape") and hasattr(data, "dtype"))
-
-
-def from_keras(data: Any, shuffle: bool = False, seed: int | None = None) -> Source | None:
-    """Convert a `keras.utils.PyDataset` to a source; None for anything else.
-
-    Args:
-        data: The data set.
-        shuffle: Whether its batches come in another order in each epoch, if their number is known.
-        seed: The seed of these orders; that of the run by default.
-    """
-    keras = sys.modules.get("keras")
-    if keras is None or not isinstance(data, keras.utils.PyDataset):
-        return None
-    dataset: Any = data
-    length: int | None = dataset.num_batches
-    calls, kind = tallies_of(dataset), type(dataset)
-
-    def call(hook: str) -> None:
-        getattr(dataset, f"on_epoch_{hook}")()
-        calls[hook] += 1
-
-    def call_again(state: Mapping[str, int]) -> None:
-        """Call the hooks of earlier epochs again with their original random states."""
-        while True:
-            hook = "end" if calls["end"] < min(calls["begin"], state["end"]) else "begin"
-            if calls[hook] >= state[hook]:
-                return
-            batch = 0 if hook == "begin" or length is None else length
-            random_states.seed_for_batch(state["seed"], calls[hook], batch)
-            call(hook)
-
-    def given(reading: Reading) -> Iterator[Any]:
-        number, order = reading.first, None
-        if shuffle and length:
-            order = Permutation(length, reading.seed if seed is None else seed, reading.epoch)
-        while length is None or number < length:
-            yield dataset[number if order is None else int(order(np.array(number)))]
-            number += 1
-        call("end")
-
-    def batches(reading: Reading) -> Iterator[Any]:
-        calls["seed"] = reading.seed
-        if reading.state() is None:  # otherwise the epoch has already started
-            call("begin")
-        return given(reading)
-
-    base, keeper = keras.utils.PyDataset, keeper_of(dataset)
-    hooks = [n for n in ("on_epoch_begin", "on_epoch_end") if getattr(kind, n) != getattr(base, n)]
-    inexact = None
-    if hooks and keeper is None:
-        names = ("begin", "end", "seed")
-        keeper = Keeper(kind.__name__, lambda: {name: calls[name] for name in names}, call_again)
-        inexact = (
-            f"{' and '.join(hooks)} of {kind.__name__} may change its data or their order: a "
-            f"resumed run calls them as often as they were called before, which is exact only if "
-            f"they are deterministic, or if {kind.__name__} has state() and restore(state)"
-        )
-    keeper = keeper or generators_of(dataset)
-    return BatchSource(lasting(batches, keeper), length, endless=length is None, inexact=inexact)
 
 
 def _from_tensorflow(data: Any) -> Source | None:
@@ -224,7 +164,8 @@ def _from_python(data: Any) -> Source | None:
         keeper = generators_of(batches)
         found = lasting(lambda at: _indexed(batches, at.first, len(batches)), keeper)
         is_stored = keeper is None and type(data) in (list, tuple)
-        return BatchSource(found, len(batches), is_stored=is_stored)
+        count = partial(len, batches)
+        return BatchSource(found, count(), is_stored=is_stored, count=count)
     if hasattr(data, "__iter__"):
         iterable: Any = data
         return BatchSource(
