@@ -20,6 +20,7 @@ from .core.habits import explains
 from .core.history import History
 from .core.hook import Hook, LoopView, RolledBack
 from .core.identity import source_facts
+from .core.locked_arrays import release
 from .core.logs import Logs
 from .core.options import Options
 from .core.progress import Costs, Progress
@@ -120,7 +121,10 @@ class Loop:
             if isinstance(error, Exception):
                 self._calls.report_failure(error)
         finally:
-            self._calls.end(error, final=True)
+            try:
+                self._calls.end(error, final=True)
+            finally:
+                release(self._run)
 
     @explains("Loop.fit", OF_FIT)
     def fit(

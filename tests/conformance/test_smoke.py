@@ -12,6 +12,10 @@ from tests.data.test_changed_arrays import (
     test_a_step_sees_the_values_that_the_arrays_have_when_it_begins,
     test_changing_arrays_are_read_for_each_batch,
 )
+from tests.data.test_locked_arrays import (
+    test_the_error_of_an_assignment_is_explained,
+    test_values_of_an_array_that_was_unlocked_are_seen_by_the_next_call,
+)
 from tests.data.test_other_sources import test_another_source_in_compiled_and_eager_steps
 from tests.doctor.test_find_lr import test_each_step_has_its_own_rate
 from tests.doctor.test_replay_nonfinite import test_nan_in_a_batch_is_traced_to_its_rows

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ..errors import TreadleError
+from .locked_arrays import explanation
 from .process_settings import BACKENDS
 from .progress import Progress
 
@@ -129,6 +130,8 @@ def add_note(
     """Add a note with the run's progress to an exception, unless it has one; see `noting`."""
     if not any(WEIGHTS in note for note in getattr(error, "__notes__", ())):
         error.add_note(f"in {what}, {_where(progress, running, lost)}")
+        if note := explanation(error):
+            error.add_note(note)
 
 
 def _where(progress: Progress, running: int, lost: int) -> str:

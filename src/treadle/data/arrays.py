@@ -1,9 +1,7 @@
 """Sources of in-memory or memory-mapped arrays."""
 
 import hashlib
-import mmap
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
@@ -12,9 +10,11 @@ import numpy as np
 
 from ..backends.window import Rows, Window
 from ..core import structures
+from ..core.locked_arrays import RenewedLock, use, writable_view
 from ..errors import DataError, whole_number
 from .iterables import type_name
-from .leaves import Array, as_arrays, mapped_base, named
+from .leaves import Array, as_arrays, named
+from .memory_maps import MemoryMaps
 from .order import Integers, Permutation
 from .reader import refuse_beyond
 from .source import BaseSource, Position, ReadRequest
@@ -30,12 +30,6 @@ FINGERPRINT_BYTES: Final = 2**20
 
 CHANGING_BYTES: Final = 2**22
 """The most bytes of an array that changes for which it is saved in each checkpoint."""
-
-MAPPED_BYTES: Final = 64 * 2**20
-MAPPED_AROUND: Final = 64 * 2**10
-"""The bytes of memory-mapped arrays that may be in memory, and those that Linux reads for a row."""
-
-_RELEASE: Final[int | None] = getattr(mmap, "MADV_DONTNEED", None)  # not on Windows
 
 
 def from_arrays(
@@ -56,9 +50,10 @@ def from_arrays(
     be read from any position. Dtypes are not changed (float64 is kept); models cast their inputs.
 
     The arrays become read-only, since copies of them may be on a device: assigning to them raises
-    NumPy's error. With `changing=True` they stay writable, and each step sees the values that they
-    have when it begins, which takes longer: no batch is prefetched. Checkpoints contain those of up
-    to 4 MiB, and restore them in place.
+    NumPy's error. They are writable again when the `with` block of the loop ends, or when source
+    and loop are gone. With `changing=True` they stay writable, and each step sees the values that
+    they have when it begins, which takes longer: no batch is prefetched. Checkpoints contain those
+    of up to 4 MiB, and restore them in place.
 
     Args:
         *arrays: Arrays of shape (examples, …), or structures of them. None leaves stay None.
@@ -96,14 +91,13 @@ def from_arrays(
         )
     if seed is not None:
         seed = whole_number("seed", seed, DataError, least=0)
+    lock = None
     if changing:
         _refuse_copies(given, structure)
-    else:
-        for leaf in structures.flatten(given):
-            if isinstance(leaf, np.ndarray):  # also if it was converted, and is not read again
-                _read_only(leaf)  # type: ignore[reportUnknownArgumentType]
-        structure = structures.mapped(_read_only, structure)
-    return ArraySource(structure, examples, batch_size, shuffle, drop_last, seed, changing)
+    else:  # what was given is locked also if it was converted, and is not read again
+        lock = RenewedLock([*structures.flatten(given), *structures.flatten(structure)])
+        structure = structures.mapped(writable_view, structure)
+    return ArraySource(structure, examples, batch_size, shuffle, drop_last, seed, changing, lock)
 
 
 def _common_length(arrays: list[tuple[structures.Path, Any]]) -> int:
@@ -137,6 +131,7 @@ class ArraySource(BaseSource):
         drop_last: Whether a shorter last batch is dropped.
         seed: The seed of the order, or None for the seed of the run.
         changing: Whether the values of the arrays change while the source is in use.
+        lock: Keeps the arrays read-only unless they change, until the loop is closed.
         endless: Always False: every epoch ends.
         is_stored: Always True: reading a batch leaves no trace.
     """
@@ -148,6 +143,7 @@ class ArraySource(BaseSource):
     drop_last: bool
     seed: int | None
     changing: bool = False
+    lock: RenewedLock | None = field(default=None, repr=False)
 
     endless: bool = field(default=False, init=False)
     is_stored: bool = field(default=True, init=False)
@@ -162,6 +158,11 @@ class ArraySource(BaseSource):
     def batch_examples(self) -> int:
         """The number of examples in a full batch."""
         return min(self.batch_size, self.examples)
+
+    @property
+    def intact(self) -> bool:
+        """Whether the arrays are locked, so that copies of them have their values."""
+        return self.lock is None or self.lock.is_intact(lambda: self.fingerprint)
 
     @property
     def closed_loop(self) -> bool:
@@ -263,6 +264,10 @@ class ArraySource(BaseSource):
         refuse_beyond(request.start, self.length, request.epoch)
         if self.changing and request.position is not None:
             self.restore(request.position)
+        if self.lock is not None:
+            if not self.intact:
+                self.lock.renew(lambda: self.fingerprint)
+            use(self.lock, request.loop)
 
         def indices(start: int, most: int) -> Integers:
             return self.indices(
@@ -291,7 +296,7 @@ class ArrayReader:
         start: int,
         at_least: int,
     ) -> None:
-        self._source, self._mapped = source, _Mapped.of(source.arrays)
+        self._source, self._mapped = source, MemoryMaps.of(source.arrays)
         self._indices = indices
         self._next = start
         self._at_least = at_least
@@ -308,7 +313,9 @@ class ArrayReader:
         if len(indices) == 0:
             return None
         self._next += len(indices)
-        window = Window.of_rows(Rows(self._source, self._source.arrays, indices))
+        lock = self._source.lock
+        owner = self._source if lock is None else lock.lock
+        window = Window.of_rows(Rows(owner, self._source.arrays, indices))
         if self._mapped is None and not self._source.changing:
             return window
         gathered = window.streamed()
@@ -344,67 +351,3 @@ def _refuse_copies(given: Any, structure: Any) -> None:
                 "that changing=True would not see its changes: pass a NumPy array of dtype "
                 f"{array.dtype.name}, and change that"
             )
-
-
-def _read_only(array: Array) -> Array:
-    """Make an array of the user read-only, and what it is a view of; return a view for the source.
-
-    The view itself stays writable, since PyTorch shares memory with writable arrays only. So does
-    that of an array that another source has made read-only.
-    """
-    parts: list[Array] = []
-    part: Any = array
-    while isinstance(part, np.ndarray) and not isinstance(part, np.memmap):
-        parts.append(part)  # type: ignore[reportUnknownArgumentType]
-        part = part.base
-    with suppress(ValueError):  # memory that NumPy does not own, such as that of a JAX array
-        for each in reversed(parts):
-            each.flags.writeable = True
-    held = array.view()
-    for each in parts:
-        each.flags.writeable = False
-    return held
-
-
-class _Mapped:
-    """The memory-mapped arrays of a source, whose pages are released while they are read.
-
-    The pages of a file that were read count as memory of the process until it ends. Released pages
-    stay in the system's file cache, which shrinks if memory is needed.
-
-    Args:
-        maps: The memory maps.
-        row_bytes: Bytes of an example in all of them.
-    """
-
-    def __init__(self, maps: list[Any], row_bytes: int) -> None:
-        self._maps = maps
-        self._rows_between = max(1, MAPPED_BYTES // (row_bytes + len(maps) * MAPPED_AROUND))
-        self._rows = 0
-
-    @classmethod
-    def of(cls, arrays: Any) -> "_Mapped | None":
-        """Return the memory-mapped arrays of a structure, or None if there are none."""
-        leaves = structures.flatten(arrays)
-        bases = [base for leaf in leaves if (base := mapped_base(leaf)) is not None]
-        if not bases:
-            return None
-        # Releasing a private copy-on-write map would discard changes of its arrays.
-        bases = [base for base in bases if base.mode != "c"]
-        maps = {id(x): x for x in map(_map_of, bases)} if _RELEASE is not None else {}
-        return cls(list(maps.values()), sum(leaf[:1].nbytes for leaf in leaves))
-
-    def gathered(self, rows: int) -> None:
-        """Count rows that were read, and release the pages if there are many."""
-        self._rows += rows
-        if self._rows >= self._rows_between:
-            self._rows = 0
-            for each in self._maps:
-                each.madvise(_RELEASE)
-
-
-def _map_of(array: Any) -> Any:
-    """Return the `mmap` of a memory-mapped array."""
-    while not isinstance(array, mmap.mmap):
-        array = array.base
-    return array

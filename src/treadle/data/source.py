@@ -141,6 +141,11 @@ class BaseSource(ABC):
         """Whether the data itself may change its length between epochs."""
         return any(getattr(part, "length_varies", False) for part in parts_of(self))
 
+    @property
+    def intact(self) -> bool:
+        """Whether no array of the source may have changed since it was opened."""
+        return all(getattr(part, "intact", True) for part in parts_of(self))
+
     @abstractmethod
     def open(self, request: ReadRequest) -> Reader:
         """Open a reader for a request."""

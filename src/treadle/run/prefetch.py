@@ -86,8 +86,12 @@ class Feed:
             since: The epoch in which the loop began with this source.
         """
         wanted = source, progress.epoch
-        if wanted in (self._open and self._open[:2], self._at_end if position else None):
+        if position and wanted == self._at_end:
             return
+        if self._open is not None and wanted == self._open[:2]:
+            if getattr(source, "intact", True):
+                return
+            position = self.position()  # what was read ahead is read again
         self.close()
         with noting("the source", progress):
             start, seed = progress.batch - began, run_seed()
