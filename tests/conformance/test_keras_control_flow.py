@@ -461,3 +461,40 @@ def test_an_unreached_variable_is_an_error_inside_vectorized_map() -> None:
 
     with pytest.raises(GradientError, match="no gradient for w: the loss does not depend on it"):
         steps_of(step, w=w)
+
+
+class Slots(treadle.Task):
+    """Assigns a slot of its optimizer and applies the optimizer, in each row of a batch."""
+
+    def __init__(self, loop: str) -> None:
+        self.loop, self.w = loop, keras.Variable(1.0)
+        self.optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+        self.optimizer.build([self.w])
+        self.mean = keras.metrics.Mean(name="mean")
+
+    def row(self, x: Any) -> None:
+        slot = self.optimizer.momentums[0]
+        slot.assign(slot * 0.5 + ops.mean(x))
+        self.optimizer.apply([ops.mean(x)], [self.w])
+        self.mean.update_state(ops.mean(x))
+
+    def train_step(self, batch: Any) -> Any:
+        if self.loop == "for_each":
+            treadle.for_each(self.row, batch)
+        elif self.loop == "scan":
+            ops.scan(lambda carry, x: (carry, self.row(x)), ops.zeros(()), batch)
+        else:
+            for i in range(2):
+                self.row(batch[i])
+        return {"w": self.w + 0.0, "slot": self.optimizer.momentums[0] + 0.0}
+
+
+@pytest.mark.parametrize("loop", ["for_each", pytest.param("scan", marks=long_to_compile)])
+def test_an_optimizer_is_applied_after_its_slot_was_assigned(loop: str) -> None:
+    found: list[Any] = []
+    for name in (loop, "python"):
+        with treadle.Loop(Slots(name), console=False) as trained:
+            trained.fit(BATCHES, epochs=1)
+            history = trained.history
+            found.append([*history.steps("w"), *history.steps("slot"), *history["mean"]])
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-6)

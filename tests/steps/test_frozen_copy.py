@@ -185,3 +185,26 @@ def test_an_object_that_cannot_be_copied_is_named() -> None:
     with pytest.raises(StepError) as error:
         treadle.frozen_copy(model)
     assert str(error.value).splitlines()[0] == message
+
+
+def test_a_layer_with_lora_keeps_its_alpha():
+    dense = layers.Dense(3)
+    model = keras.Sequential([keras.Input((4,)), dense])
+    dense.enable_lora(2, lora_alpha=16)
+    dense.lora_kernel_b.assign(np.ones((2, 3)))
+    x = np.ones((1, 4), "float32")
+    expected = keras.ops.convert_to_numpy(model(x))
+    np.testing.assert_array_equal(
+        keras.ops.convert_to_numpy(treadle.frozen_copy(model)(x)), expected
+    )
+
+
+def test_an_adapted_lookup_keeps_its_vocabulary():
+    lookup = layers.IntegerLookup()
+    lookup.adapt(np.array([3, 5, 7]))
+    model = keras.Sequential([keras.Input((1,), dtype="int64"), lookup])
+    x = np.array([[5]])
+    expected = keras.ops.convert_to_numpy(model(x))
+    np.testing.assert_array_equal(
+        keras.ops.convert_to_numpy(treadle.frozen_copy(model)(x)), expected
+    )

@@ -18,10 +18,10 @@ from ..errors import StepError
 from .constants import is_array, tuple_like
 
 # Not copied: what never changes, and tables of TensorFlow.
-_SHARED = (
-    *(type, enum.Enum, keras.DTypePolicy),
+_LOOKUPS = (
     *(keras.layers.IntegerLookup, keras.layers.StringLookup, keras.layers.TextVectorization),
 )
+_SHARED = (type, enum.Enum, keras.DTypePolicy, *_LOOKUPS)
 _CONTAINERS = (dict, list, set, tuple, frozenset, deque, partial, SimpleNamespace)
 _KERAS = (keras.Variable, keras.Operation, keras.metrics.Metric)
 # What `compile` and the methods of a model add.
@@ -62,7 +62,24 @@ def _from_config(model: Any) -> Any:
         copy.build_from_config(model.get_build_config() or {})
     own = {id(variable) for variable in model.variables}
     shapes = [tuple(v.shape) for v in model.weights] == [tuple(v.shape) for v in copy.weights]
-    return copy if shapes and not any(id(v) in own for v in copy.variables) else None
+    is_equal = shapes and not any(id(v) in own for v in copy.variables)
+    return copy if is_equal and _has_equal_settings(model, copy) else None
+
+
+def _has_equal_settings(model: Any, copy: Any) -> bool:
+    """Return whether the layers of a copy have the numbers and flags of those of the original.
+
+    A configuration lacks some: the `lora_alpha` of a layer, and the vocabulary of a lookup.
+    """
+    pairs = list(zip(layers_in(model), layers_in(copy), strict=False))
+    if any(isinstance(layer, _LOOKUPS) for layer, _ in pairs):
+        return False
+    return all(
+        vars(other).get(name) == value
+        for layer, other in pairs
+        for name, value in vars(layer).items()
+        if isinstance(value, (bool, int, float)) and not name.startswith("_")
+    )
 
 
 class _Copier:

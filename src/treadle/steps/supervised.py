@@ -141,7 +141,7 @@ class Compiled:
         if self._losses is None:
             return None
         is_new = "loss" in self._unnamed
-        with _labels_needed(y, "loss"), self._checked("loss", self._losses):
+        with self._checked("loss", self._losses), _labels_needed(y, outputs, "loss"):
             if is_new:
                 self._refuse_other_length(outputs)
             total = self._losses(y, outputs, sample_weight)
@@ -160,7 +160,7 @@ class Compiled:
         if self._metrics is None:
             return
         argument = "metrics" if self.arguments["metrics"] else "weighted_metrics"
-        with _labels_needed(y, "metrics"), self._checked(argument, self._metrics):
+        with self._checked(argument, self._metrics), _labels_needed(y, outputs, "metrics"):
             self._metrics.update_state(y, outputs, sample_weight)
         if "metrics" in self._unnamed:
             names = list(self._metrics.result())  # by which `fit` logs them
@@ -344,6 +344,19 @@ def _with_thresholds(metrics: Any, loss: Any) -> Any:
     return tree.map_structure(fitting, metrics)
 
 
+def _parts(value: Any) -> str:
+    """Describe the parts of labels or outputs.
+
+    Example:
+        >>> _parts({"a": 0, "b": 0}), _parts([0]), _parts(0)
+        ("the outputs ['a', 'b']", '1 output', '1 output')
+    """
+    if isinstance(value, dict):
+        return f"the outputs {list(value)}"  # type: ignore[reportUnknownArgumentType]
+    count = len(tree.flatten(value))
+    return f"{count} output{'s' if count != 1 else ''}"
+
+
 def _symbolic_outputs(model: Any) -> Any:
     """Return the symbolic outputs of a functional model; None if there are none yet."""
     if isinstance(model, keras.Sequential):
@@ -353,17 +366,22 @@ def _symbolic_outputs(model: Any) -> Any:
 
 
 @contextmanager
-def _labels_needed(y: Any, what: str) -> Generator[None]:
-    """Explain an error in losses or metrics that got no labels.
+def _labels_needed(y: Any, outputs: Any, what: str) -> Generator[None]:
+    """Explain an error in losses or metrics that got no labels, or not those of each output.
 
     Raises:
-        StepError: They raised an error, and `y` is None.
+        StepError: They raised an error, and `y` is None or has another number of parts.
     """
     try:
         yield
     except Exception as error:
         if y is not None:
-            raise
+            if len(tree.flatten(y)) == len(tree.flatten(outputs)):
+                raise
+            raise StepError(
+                f"the batch has labels for {_parts(y)}, and the model has {_parts(outputs)}: give "
+                "labels in the structure of the outputs"
+            ) from error
         raise StepError(
             f"the {what} failed on a batch without labels (x alone): give batches (x, y), or pass "
             f"{'loss=None' if what == 'loss' else 'no metrics'}"

@@ -1,6 +1,7 @@
 """Branches and loops on TensorFlow: graphs assign variables; a scope's values are carried."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -57,11 +58,14 @@ class TensorFlowControlFlow:
             for i in order:
                 carry, found[i] = function(carry, [x[i] for x in inputs])
             return carry, [tf.stack(x) for x in zip(*map(found.get, range(count)), strict=True)]
-        with FuncGraph("shapes").as_default(), Scope():  # a trace that only gives the shapes
+        # A trace that only gives the shapes. A scope keeps its values out of an outer one; without
+        # that, the graph keeps them: Keras' optimizers cannot assign what a scope has assigned.
+        outer = nullcontext() if stateless_scope() is None else Scope()
+        with FuncGraph("shapes").as_default(), outer:
             rows = [tf.zeros(x.shape[1:], x.dtype) for x in inputs]
             first = function(carry, rows)[1]
         shapes = [tf.TensorSpec.from_tensor(tf.convert_to_tensor(x)) for x in first]
-        if not (carry or reverse or stateless_scope() is not None) and inputs:
+        if inputs and shapes and not (carry or reverse or stateless_scope() is not None):
             return [], tf.map_fn(
                 lambda rows: function([], rows)[1],
                 inputs,
