@@ -31,6 +31,7 @@ from ..steps.snapshot import Snapshot
 from ..steps.state import State
 from ..steps.task import check_eval_step
 from .epoch_values import epoch_values
+from .explanations import explaining
 from .predictions import Predictions
 from .prefetch import Feed
 
@@ -109,7 +110,7 @@ class Evaluation:
             DataError: If the source has no batch, or is known never to end.
         """
         check_eval_step(self._task)
-        feed = Feed(even=process_group().size > 1)
+        feed = Feed(even=process_group().size > 1, evaluates_at=loop.progress)
         source = check_it_ends(as_source(source), "evaluate")
         feed.open(source, Progress(), loop)
         self.position = 0, source.length
@@ -152,7 +153,7 @@ class Evaluation:
 
     def check(self, source: Source, loop: LoopView) -> None:
         """Build and check `eval_step` for the first batch of a source."""
-        window = Feed().sample(source, Progress(), loop)
+        window = Feed(evaluates_at=loop.progress).sample(source, Progress(), loop)
         if window is not None:
             self._prepare_for(window.batch(0))
 
@@ -177,14 +178,15 @@ class Evaluation:
 
     def _prepare_for(self, batch: Any) -> CompiledStep:
         """Return `eval_step` prepared for batches of this form."""
-        if self._prepared is None:
-            step = self._task.eval_step
-            self._prepared = CompiledStep(
-                self._task, step, batch, self._options, "eval_step", late=True
-            )
-        if self._prepared.changed_constants():
-            self._prepared.start_over()
-        self._prepared.prepare(batch)
+        with explaining():
+            if self._prepared is None:
+                step = self._task.eval_step
+                self._prepared = CompiledStep(
+                    self._task, step, batch, self._options, "eval_step", late=True
+                )
+            if self._prepared.changed_constants():
+                self._prepared.start_over()
+            self._prepared.prepare(batch)
         return self._prepared
 
     def _evaluate_all(
@@ -220,17 +222,18 @@ class Evaluation:
                 while (window := feed.take(most(), progress)) is not None:
                     if each is not None:
                         each(progress.batch, None)
-                    window = prepared.placed(window)
-                    prepared.compile(window)
-                    if window.form not in begun:
-                        begin(window)
-                    outputs = prepared.run(window, progress.step)
-                    try:
-                        feed.read_ahead(most, prepared.placed, outputs.running)
-                    finally:
-                        values, weights, broken = outputs.fetch()
-                    prepared.raise_out_of_range(broken)
-                    prepared.finish_window()
+                    with explaining(window):
+                        window = prepared.placed(window)
+                        prepared.compile(window)
+                        if window.form not in begun:
+                            begin(window)
+                        outputs = prepared.run(window, progress.step)
+                        try:  # errors of the source are raised by `feed.take`
+                            feed.read_ahead(most, prepared.placed, outputs.running)
+                        finally:
+                            values, weights, broken = outputs.fetch()
+                        prepared.raise_out_of_range(broken)
+                        prepared.finish_window()
                     examples = np.full(window.count, float(window.examples))
                     values_so_far.add(values, {n: weights.get(n, examples) for n in values})
                     at = "a window of an evaluation"
@@ -255,18 +258,20 @@ class Evaluation:
         most, most_running = 1, 0  # until the outputs of the first batch are known
         try:
             while (window := reader.take(most)) is not None:
-                window = predictions.own_part(window)
-                batch = next(window.views())
-                caller = self._predicting(batch).call
-                running.append(self._started(caller, window))
-                if len(running) * window.count > most_running:
-                    half = [running.popleft() for _ in range(len(running) // 2 or 1)]
-                    outputs = _fetched(half)
-                    predictions.add_all(outputs)
-                    most_running = most_running or _most_running(batch, outputs[0])
+                with explaining(window):  # not of errors of the source
+                    window = predictions.own_part(window)
+                    batch = next(window.views())
+                    caller = self._predicting(batch).call
+                    running.append(self._started(caller, window))
+                    if len(running) * window.count > most_running:
+                        half = [running.popleft() for _ in range(len(running) // 2 or 1)]
+                        outputs = _fetched(half)
+                        predictions.add_all(outputs)
+                        most_running = most_running or _most_running(batch, outputs[0])
                 # Batches that are not in memory already are read one by one.
                 most = 1 if window.rows is None else min(ROWS_AT_ONCE, most_running)
-            predictions.add_all(_fetched(running))
+            with explaining():
+                predictions.add_all(_fetched(running))
         finally:
             reader.close()
         if not predictions:

@@ -45,13 +45,15 @@ class Feed:
     Args:
         even: Whether the sizes of windows must not depend on the time that reading takes, as in
             several processes: all must read windows of equal size.
+        evaluates_at: The progress of the run if the source is one of an evaluation, which counts
+            its batches from 0; for notes on errors.
 
     Attributes:
         waited: Seconds spent waiting for data; reading while a window runs does not count.
     """
 
-    def __init__(self, even: bool = False) -> None:
-        self._even = even
+    def __init__(self, even: bool = False, evaluates_at: Progress | None = None) -> None:
+        self._even, self._evaluates_at = even, evaluates_at
         self._open: tuple[Source, int, Reader] | None = None
         self._at_end: tuple[Source, int] | None = None  # the source and epoch of an ended reader
         # The newest reader that was read from or opened at a position, for `position`.
@@ -93,7 +95,7 @@ class Feed:
                 return
             position = self.position()  # what was read ahead is read again
         self.close()
-        with noting("the source", progress):
+        with self._noting(progress):
             start, seed = progress.batch - began, run_seed()
             request = ReadRequest(progress.epoch, start, seed, loop, position=position, since=since)
             reader = read_from(source, request)
@@ -149,7 +151,7 @@ class Feed:
         started = time.monotonic()
         window, self._prefetched = self._prefetched, None
         if window is None or (window.rows is not None and window.count < most):
-            with noting("the source", progress):
+            with self._noting(progress):
                 if window is not None:
                     reader.put_back(window)
                 failure, self._failure = self._failure, None
@@ -295,7 +297,7 @@ class Feed:
     def sample(self, source: Source, progress: Progress, loop: LoopView) -> Window | None:
         """Return the first batch of an epoch, which is not trained on, and close the source."""
         self.close()
-        with noting("the source", progress):
+        with self._noting(progress):
             request = ReadRequest(progress.epoch, seed=run_seed(), loop=loop)
             reader = read_from(source, request)
             try:
@@ -305,6 +307,13 @@ class Feed:
                 return window
             finally:
                 reader.close()
+
+    def _noting(self, progress: Progress) -> noting:
+        """Return a context that notes on errors of the source where the run is."""
+        if self._evaluates_at is None:
+            return noting("the source", progress)
+        what = "the source of an evaluation, which always reads its epoch 1"
+        return noting(what, self._evaluates_at)
 
     def close(self) -> None:
         """Close the source, and put prefetched batches back."""

@@ -278,7 +278,7 @@ class Run:
         with shown, self.values.building():
             with noting("train_step", self.progress, running=1), explaining(window):
                 prepared = self.training.prepare(window, forms.get("train_step", ()))
-            with noting("eval_step", self.progress), explaining():
+            with noting("eval_step", self.progress):
                 self.evaluation.prepare(forms.get("eval_step", ()))
         if saved is not None:
             prepared.effects.restore(saved.stores)
@@ -298,7 +298,7 @@ class Run:
         """
         if self.evaluation.names or self.progress.step or process_group().size > 1:
             return
-        with noting("eval_step", self.progress), explaining():
+        with noting("eval_step", self.progress):
             for source in validation.sources:
                 if getattr(source, "is_stored", False):
                     self.evaluation.check(source, self)
@@ -532,7 +532,7 @@ class Run:
     def validate(self, source: Any) -> dict[str, float]:
         """Evaluate a source; hooks are only notified of its batches."""
         self._restore_for("an evaluation")
-        with noting("evaluation", self.progress), explaining():
+        with noting("evaluation", self.progress):
             watching = [hook for hook in self.services.callbacks if hook.sees_test_batches]
 
             def each(batch: int, results: Mapping[str, float] | None) -> None:
@@ -549,8 +549,7 @@ class Run:
     def predict(self, source: Any) -> Any:
         """Run `predict_step` over a source; see `Loop.predict`."""
         self._restore_for("a prediction")
-        with explaining():
-            return self.evaluation.predict(source, self)
+        return self.evaluation.predict(source, self)
 
     def call(self, function: Callable[..., Any], *inputs: Any) -> Any:
         """Run a function of the task compiled; see `Loop.call`."""

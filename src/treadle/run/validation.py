@@ -1,7 +1,7 @@
 """The validation sets of a call that trains, and when they are evaluated."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from ..core.identity import source_facts
 from ..core.progress import Progress
@@ -9,6 +9,8 @@ from ..core.triggers import Span, When
 from ..data import as_source
 from ..data.source import Source, check_it_ends
 from ..steps.results import merged
+
+T = TypeVar("T")
 
 
 class Validation:
@@ -86,7 +88,7 @@ class Validation:
         """
         results: dict[str, float] = {}
         for name, source in self._sets.items():
-            prefix, found = f"val_{name}_" if name else "val_", results_of(source)
+            prefix, found = f"val_{name}_" if name else "val_", _of_set(name, results_of, source)
             short = {key: key.removeprefix("val_") for key in found}
             new = {
                 prefix + (key if short[key] in found or key in trained else short[key]): value
@@ -107,3 +109,13 @@ class Validation:
     def results_of(self, step: int) -> dict[str, float]:
         """Return the results of a step, or an empty dict if there are none."""
         return self._last[1] if self._last[0] == step else {}
+
+
+def _of_set(name: str, results_of: Callable[[Any], T], source: Source) -> T:
+    """Return the results of a set; errors get a note with its name, if it has one."""
+    try:
+        return results_of(source)
+    except Exception as error:
+        if name:
+            error.add_note(f"in the validation set {name!r}")
+        raise
