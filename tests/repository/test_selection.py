@@ -11,7 +11,7 @@ RUN = """\
 2.50s call     tests/conformance/test_a.py::test_x[with a space]
 0.70s setup    tests/conformance/test_a.py::test_y
 0.40s call     tests/conformance/test_a.py::test_y
-== general: tests
+== general-2: tests
 0.90s call     tests/test_b.py::test_z
 """
 
@@ -34,6 +34,21 @@ def test_differences_are_slow_tests_that_are_not_listed_and_listed_ones_that_are
     assert differences({("jax", "a"): 1.5, ("jax", "b"): 0.5}, {("jax", "c"): 2.0}) == [
         "1.5 s, not listed: jax a",
         "listed, below 1 s or gone: jax c",
+    ]
+
+
+def test_slow_tests_of_a_default_run_are_added(tmp_path, monkeypatch):
+    file, slow = tmp_path / "output.txt", tmp_path / "slow.tsv"
+    file.write_text(RUN)
+    slow.write_text("# head\njax\t2.0\ttests/test_c.py::test_w\n")
+    monkeypatch.setattr(selection, "SLOW", slow)
+    monkeypatch.setattr("sys.argv", ["slow-tests", str(file), "--add"])
+    assert main() == 0
+    assert slow.read_text().splitlines() == [
+        "# head",
+        "jax\t2.0\ttests/test_c.py::test_w",
+        "tensorflow\t2.5\ttests/conformance/test_a.py::test_x[with a space]",
+        "tensorflow\t1.1\ttests/conformance/test_a.py::test_y",
     ]
 
 

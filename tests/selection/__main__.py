@@ -1,4 +1,4 @@
-"""Compares the list of slow tests with a measured run: `scripts/slow-tests FILE [--write]`."""
+"""Compares the list of slow tests with a measured run: `scripts/slow-tests FILE`."""
 
 import argparse
 import re
@@ -41,21 +41,25 @@ def differences(
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/slow-tests", description=__doc__)
-    command = "scripts/test --all --durations=0 --durations-min=0.3"
-    parser.add_argument("file", type=Path, help=f"the output of {command}")
-    parser.add_argument("--write", action="store_true", help="write what was measured as the list")
+    parser.add_argument("file", type=Path, help="the output of scripts/test --all, or without it")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--write", action="store_true", help="replace the list: FILE is of --all")
+    how.add_argument("--add", action="store_true", help="add the slow tests of FILE to the list")
     asked = parser.parse_args()
     seconds = measured(asked.file.read_text())
     seconds = {key: value for key, value in seconds.items() if value >= selection.SECONDS}
     if not seconds:
         print(f"error: {asked.file} names no test of 1 s or more; see --help", file=sys.stderr)
         return 2
-    if missing := {of for of, _ in selection.slow()} - {of for of, _ in seconds}:
+    listed = selection.slow()
+    if asked.add:
+        seconds = {**listed, **seconds}
+    if missing := {of for of, _ in listed} - {of for of, _ in seconds}:
         print(f"error: {asked.file} has no durations of {', '.join(missing)}", file=sys.stderr)
         return 2
-    lines = differences(seconds, selection.slow())
+    lines = differences(seconds, listed)
     print("\n".join(lines) or "The list is that of the run.")
-    if asked.write:
+    if asked.write or asked.add:
         head = [x for x in selection.SLOW.read_text().splitlines() if x.startswith("#")]
         rows = [f"{of}\t{value:.1f}\t{test}" for (of, test), value in sorted(seconds.items())]
         selection.SLOW.write_text("\n".join([*head, *rows]) + "\n")
