@@ -35,10 +35,6 @@ class Constant(NamedTuple):
     name: str = ""
     used_by_name: bool = False
 
-    def by_name(self, used: bool = True) -> "Constant":
-        """Return it, as one that only functions reach by a name if `used` is True."""
-        return Constant(self.read, self.write, self.holder, self.name, used)
-
 
 class This:
     """Fingerprint of an object, compared by identity.

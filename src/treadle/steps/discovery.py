@@ -60,6 +60,7 @@ _STATE = (
     keras.random.SeedGenerator,
 )
 _PARTS = (keras.Layer, keras.metrics.Metric, keras.random.SeedGenerator)
+_WITH_STATE = (*HOLDERS, *_STATE)
 MOST_SEARCHED = 10_000  # objects that one of a user's class may hold; this runs once per epoch
 MOST_SETTINGS = 1_000  # values that an object of a user's class may hold
 
@@ -138,10 +139,8 @@ class Discovery:
         for name, part in adapter(task).unreached_parts().items():
             self._walk(part, name)
         self._functions = [x for c in self.constants.values() if _is_function(x := c.read())]
-        self.constants |= _own_values(task, self._functions, self._kinds()).found
-
-    def _kinds(self) -> frozenset[type]:
-        return frozenset(type(layer) for layer in self.layers)
+        kinds = frozenset(type(layer) for layer in self.layers)
+        self.constants |= _own_values(task, self._functions, kinds).found
 
     def _complete(self) -> None:
         """Walk the deferred objects, and the optimizers.
@@ -159,8 +158,17 @@ class Discovery:
             for path, optimizer in ready or waiting:
                 self._add_optimizer(path, optimizer)
             self._walk_deferred()
-        searched = _own_values(self._task, self._functions, self._kinds())
-        self._add_settings(partial(_read_by_steps, self._task, searched))
+        kinds = frozenset(type(layer) for layer in self.layers)
+        searched = _own_values(self._task, self._functions, kinds)
+        layers = sorted(kinds, key=_name_of)
+
+        def reads(kinds: frozenset[type]) -> Read:
+            if kinds not in searched.read:
+                named = [type(self._task), *sorted(kinds, key=_name_of)]
+                searched.read[kinds] = read_by_steps(searched.functions, layers, named)
+            return searched.read[kinds]
+
+        self._add_settings(reads)
 
     @classmethod
     def read_by(cls, task: Any, function: Callable[..., Any]) -> dict[str, Constant]:
@@ -209,38 +217,36 @@ class Discovery:
             kinds: The classes of the objects found, to which those in this object are added.
         """
         seen, by_name = set[int](), root.used_by_name
-        waiting = [(path, root)] if by_name or not root.name or read.reads(root.name) else []
+        names = read.attributes
+        is_read = by_name or not root.name or names is None or root.name in names
+        waiting = [(path, root)] if is_read else []
         for at, constant in waiting:
             value = constant.read()
             small = isinstance(value, np.ndarray) and value.nbytes <= LARGE
             if isinstance(value, SETTINGS) or small:
-                found[at] = constant.by_name(by_name)
+                found[at] = Constant(*constant[:4], by_name)
                 continue
             # What was visited with the task has its values there; roots without a name are visited.
             visited = id(value) in self._seen and (by_name or constant is not root)
-            if visited or id(value) in seen or not self._is_holder(value):
+            if visited or id(value) in seen or not holds_settings(value):
+                continue
+            if isinstance(value, _WITH_STATE) or self._backend.native_children(value) is not None:
                 continue
             seen.add(id(value))
             if constant.holder is not None or constant is not root:
-                found[at] = constant.by_name(by_name)
+                found[at] = Constant(*constant[:4], by_name)
             if isinstance(value, (list, tuple, dict)):
                 keys: Any = list(value) if isinstance(value, dict) else range(len(value))
                 parts = [(f"{at}/{key}", _part(constant, key)) for key in keys]
             else:
                 kinds.add(type(value))
-                names = filter(read.reads, attributes_of(value))
-                parts = [(f"{at}/{name}", _attribute(value, name, constant)) for name in names]
+                held = attributes_of(value)
+                chosen = [name for name in held if names is None or name in names]
+                parts = [(f"{at}/{name}", _attribute(value, name, constant)) for name in chosen]
             if len(waiting) + len(parts) > MOST_SETTINGS:
                 self.too_large.append(at)
                 continue
             waiting += parts
-
-    def _is_holder(self, value: Any) -> bool:
-        """Return whether a value is a container or an object of a user's class without state."""
-        state = (*HOLDERS, *_STATE)
-        return holds_settings(value) and not (
-            isinstance(value, state) or self._backend.native_children(value) is not None
-        )
 
     def _walk_deferred(self) -> None:
         """Add what the attributes of deferred objects reach, and of those found by that."""
@@ -255,7 +261,7 @@ class Discovery:
             elif self._holds_more(thing):
                 self._walk_attributes(thing, path, None)
             else:
-                self._holders[path] = _fixed(thing)
+                self._holders[path] = Constant(partial(_itself, thing), _keep)
         self._deferred.clear()
 
     def _holds_more(self, thing: Any) -> bool:
@@ -543,15 +549,6 @@ def _own_values(task: Any, held: list[Any], layers: frozenset[type]) -> Searched
     return known
 
 
-def _read_by_steps(task: Any, searched: Searched, kinds: frozenset[type]) -> Read:
-    """Return what steps may read by name if the objects of a task have certain classes."""
-    if kinds not in searched.read:
-        named = [type(task), *sorted(kinds, key=_name_of)]
-        layers = sorted(searched.kinds, key=_name_of)
-        searched.read[kinds] = read_by_steps(searched.functions, layers, named)
-    return searched.read[kinds]
-
-
 def _is_function(value: Any) -> bool:
     return isinstance(value, (FunctionType, MethodType, partial))
 
@@ -568,9 +565,12 @@ def _attribute(holder: Any, name: str, owner: Constant | None) -> Constant:
     return Constant(reads, writes, holder, name)
 
 
-def _fixed(thing: Any) -> Constant:
-    """Return an object as a constant whose parts can be set, but which itself cannot."""
-    return Constant(lambda: thing, lambda value: None)
+def _itself(thing: Any) -> Any:
+    return thing
+
+
+def _keep(value: Any) -> None:
+    """Do not replace an object, only its parts."""
 
 
 def _part(whole: Constant, key: Any) -> Constant:

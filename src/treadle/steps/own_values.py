@@ -68,10 +68,6 @@ class Read:
     attributes: frozenset[str] | None
     holders: dict[str, Constant]
 
-    def reads(self, name: str) -> bool:
-        """Return whether steps may read an attribute of this name."""
-        return self.attributes is None or name in self.attributes
-
 
 @dataclass(frozen=True)
 class Searched:
@@ -233,7 +229,7 @@ class _Search:
         if issubclass(type(value), PLAIN):
             found = self.found
         elif holds_settings(value):
-            found, constant = self.holders, constant.by_name()
+            found, constant = self.holders, Constant(*constant[:4], True)
         else:
             return
         unique, number = path, 1
