@@ -169,6 +169,7 @@ class Tracked(Tracker):
 
 
 def trained(directory, die_at=None):
+    keras.backend.clear_session()
     treadle.setup(seed=0)
 
     def log(loop):
