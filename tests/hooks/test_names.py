@@ -169,7 +169,7 @@ class Tracked(Tracker):
 
 
 def trained(directory, die_at=None):
-    keras.utils.clear_session()  # setup(seed=…) must come before anything is built
+    keras.backend.clear_session()
     treadle.setup(seed=0)
 
     def log(loop):

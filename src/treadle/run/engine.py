@@ -37,7 +37,7 @@ from ..steps.constants import Changed, changes_text
 from ..steps.results import merged
 from .accumulated import note_skipped_groups
 from .circumstances import lost_guarantee
-from .explanations import examples_note, explain, new_form_note
+from .explanations import examples_note, explain, left_out_warning, new_form_note
 from .run import Run
 
 # Who returns the values of a record, for messages.
@@ -206,7 +206,7 @@ class Engine:
         another one, the unfinished epoch ends first, with a record of its own; in the body of
         `loop.epochs`, another source of the same epoch begins.
         """
-        run = self._run
+        run, recorded = self._run, self._run.epoch_source.recorded
         left = self._leave_epoch(source)
         run.open_source(source, trains=True)
         run.epoch_source.use(source, run.progress.step)
@@ -217,6 +217,8 @@ class Engine:
             self._start_at_first_batch(source)
         if left is not None:
             run.add_record(*left, run.training.metrics())
+            if recorded is not None and left[0] == "partial":
+                self._warn_left_out(left[1], recorded.get("length"))
 
     def _exclude_finished_epoch(self) -> bool:
         """Do not count an epoch for this call if an earlier call stopped after its last batch.
@@ -250,6 +252,14 @@ class Engine:
         if call.kind != "epochs" or run.progress.epoch == begun.epoch:
             current.since = run.progress.epoch
         return (kind, before) if run.progress.epoch > before.epoch else None
+
+    def _warn_left_out(self, at: Progress, length: int | None) -> None:
+        """Warn that a resumed run leaves out the rest of an epoch of `length` batches."""
+        run, reporter = self._run, self._run.services.reporter
+        text = left_out_warning(at, length, run.services.record)
+        run.record("log", {"warning": text})
+        if not reporter.has_console:
+            reporter.warn(text)
 
     def _skip_excluded_batch(self) -> bool:
         """Skip the next batch if a rollback excluded it; return whether it was skipped."""

@@ -49,6 +49,11 @@ class EpochSource:
         # The source before, and the step after which it was left: a rollback may return to it.
         self._before: tuple[Source | None, int] = None, -1
 
+    @property
+    def recorded(self) -> Mapping[str, Any] | None:
+        """The description by a checkpoint, while this process does not know the source."""
+        return self._described if self._source is None else None
+
     def is_other(self, source: Source) -> bool:
         """Return whether a source is another one than that of the epoch; not if that is unknown."""
         if self._source is not None:

@@ -9,9 +9,11 @@ from ..backends.window import Window
 from ..checkpoint.arrays import dtype_named
 from ..checkpoint.batch_forms import described, structure
 from ..core.history import History
+from ..core.progress import Progress
 from ..core.structures import with_paths
 from ..data.leaves import named
 from ..errors import TreadleError
+from ..hooks.run_record import RunRecord
 
 MOST_FORMS: Final = 8  # that are logged
 RECOMPILED: Final = "recompiled because of another form of batch: "
@@ -96,6 +98,22 @@ def examples_note(window: Window, history: History) -> str:
         f"{UNEQUAL}{first} has {expected} rows, {name} has {length}), so the rows of {first} "
         "count as its examples. To count others, put their array first, or return "
         "treadle.weighted(value, count) from the step"
+    )
+
+
+def left_out_warning(at: Progress, length: int | None, record: RunRecord | None) -> str:
+    """Return a warning that an epoch ends early, since the run is resumed with another source.
+
+    Args:
+        at: The progress at the last batch of the epoch.
+        length: The number of batches of the epoch, or None if it is unknown.
+        record: The record of the run, which knows what differs.
+    """
+    changes = "; ".join(record.overridden) if record is not None else ""
+    return (
+        f"epoch {at.epoch + 1} ends after batch {at.batch}{f' of {length}' if length else ''}, "
+        f"because the run is resumed with another source{f' ({changes})' if changes else ''}: its "
+        "other batches are left out, and it is none of the epochs of this call"
     )
 
 

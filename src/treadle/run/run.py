@@ -162,6 +162,8 @@ class Run:
         self.progress = self.trigger_check = record.progress
         self.history = self._recorded_history()
         self.evaluation.calls = saved.function_calls if saved is not None else 0
+        if saved is not None:  # a later call of this script may read from another source
+            self.epoch_source.restore(saved.epoch_source, self.progress.step)
 
     def restore_progress(self) -> None:
         """Restore progress, history and hooks from the last checkpoint, if there is one."""
