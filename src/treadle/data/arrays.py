@@ -172,6 +172,8 @@ class ArraySource(BaseSource):
     @property
     def inexact(self) -> str | None:
         """The reason why the source cannot be resumed exactly, or None."""
+        if not self.changing:
+            return None
         large = [path for path, leaf in self._changeable() if leaf.nbytes > CHANGING_BYTES]
         if not large:
             return None
@@ -184,12 +186,12 @@ class ArraySource(BaseSource):
 
     def _changeable(self) -> list[tuple[structures.Path, Array]]:
         """Return the arrays that may change, with their paths."""
-        if not self.changing:
-            return []
         return [(p, x) for p, x in structures.with_paths(self.arrays) if x.flags.writeable]
 
     def saved(self) -> dict[str, Array] | None:
         """Return the bytes of the small arrays that may change, by path; None if there are none."""
+        if not self.changing:
+            return None
         small = [(p, x) for p, x in self._changeable() if x.nbytes <= CHANGING_BYTES]
         found = {structures.text_of(p): np.frombuffer(x.tobytes(), np.uint8) for p, x in small}
         return found or None

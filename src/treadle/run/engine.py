@@ -258,8 +258,7 @@ class Engine:
         run, reporter = self._run, self._run.services.reporter
         text = left_out_warning(at, length, run.services.record)
         run.record("log", {"warning": text})
-        if not reporter.has_console:
-            reporter.warn(text)
+        reporter.warn(text, logged=True)
 
     def _skip_excluded_batch(self) -> bool:
         """Skip the next batch if a rollback excluded it; return whether it was skipped."""
@@ -285,7 +284,7 @@ class Engine:
         if source.inexact and run.services.directory is not None:
             text = f"a resume of this run may not be exact: {source.inexact}"
             known = any(record.values.get("warning") == text for record in run.history.records)
-            if run.services.reporter.warn(text) and not known:
+            if run.services.reporter.warn(text, logged=not known) and not known:
                 run.record("log", {"warning": text})
 
     def _start_without_batches(self, source: Source) -> None:

@@ -41,10 +41,14 @@ class Reporter:
                 stack.enter_context(console.activity(text))
             yield
 
-    def warn(self, text: str) -> bool:
+    def warn(self, text: str, logged: bool = False) -> bool:
         """Print a warning in the console if progress is shown, else issue a Python warning.
 
         Each text comes once in a run. An empty text does nothing.
+
+        Args:
+            text: The warning.
+            logged: Whether it is logged too: a console shows what is logged.
 
         Returns:
             Whether this is the first time.
@@ -53,7 +57,7 @@ class Reporter:
             return False
         self._warned.add(text)
         if self._consoles:
-            self.print(f"warning: {text}", "yellow")
+            self.print("" if logged else f"warning: {text}", "yellow")
         elif not self._silent:
             # With a registry of its own: Python's would show the text once in a process, and the
             # next run would not have it.

@@ -95,6 +95,7 @@ class Discovery:
         self.too_large: list[str] = []
         self._task: Any = None
         self._functions: list[Any] = []  # that the task holds
+        self._layer_kinds: frozenset[type] = frozenset()
         self._seen: set[int] = set()
         self._holders: dict[str, Constant] = {}  # objects and containers without state
         self._named: set[int] = set()  # the optimizers whose slots have names
@@ -139,8 +140,8 @@ class Discovery:
         for name, part in adapter(task).unreached_parts().items():
             self._walk(part, name)
         self._functions = [x for c in self.constants.values() if _is_function(x := c.read())]
-        kinds = frozenset(type(layer) for layer in self.layers)
-        self.constants |= _own_values(task, self._functions, kinds).found
+        self._layer_kinds = frozenset(type(layer) for layer in self.layers)
+        self.constants |= _own_values(task, self._functions, self._layer_kinds).found
 
     def _complete(self) -> None:
         """Walk the deferred objects, and the optimizers.
@@ -158,12 +159,11 @@ class Discovery:
             for path, optimizer in ready or waiting:
                 self._add_optimizer(path, optimizer)
             self._walk_deferred()
-        kinds = frozenset(type(layer) for layer in self.layers)
-        searched = _own_values(self._task, self._functions, kinds)
-        layers = sorted(kinds, key=_name_of)
+        searched = _own_values(self._task, self._functions, self._layer_kinds)
 
         def reads(kinds: frozenset[type]) -> Read:
             if kinds not in searched.read:
+                layers = sorted(searched.kinds, key=_name_of)
                 named = [type(self._task), *sorted(kinds, key=_name_of)]
                 searched.read[kinds] = read_by_steps(searched.functions, layers, named)
             return searched.read[kinds]
