@@ -122,7 +122,7 @@ UNCHANGED = {
         "random/keras",
         "model/layers/1/cell/seed_generator/state",  # for dropout, of which it has none
     },
-    "accumulator": {"random/keras", *ACCURACY},
+    "accumulator": {"accumulator/skipped", "random/keras", *ACCURACY},
     "gradient-toolkit": {  # whose first layer is frozen
         "optimizer/learning_rate",
         "random/keras",

@@ -71,7 +71,8 @@ KINDS: dict[str, Case] = {
     "Namespace": (lambda: Namespace(factor=1.0), lambda s: s.factor, set_attribute),
     "slots": (Slots, lambda s: s.factor, set_attribute),
     "method": (Settings, lambda s: s.current(), set_attribute),
-    "getattr": (Settings, lambda s: vars(s)["factor"], set_attribute),
+    "vars": (Settings, lambda s: vars(s)["factor"], set_attribute),
+    "getattr": (Settings, lambda s: getattr(s, "fac" + "tor"), set_attribute),
     "nested": (Nested, lambda s: s.inner[0]["settings"].factor, set_nested),
     "dict": (lambda: {"factor": 1.0}, lambda s: s["factor"], set_item),
     "complex": (
@@ -227,3 +228,97 @@ def test_an_object_with_too_many_values_is_named() -> None:
     with pytest.warns(match="^settings/words holds too many values to compare: a compiled step d"):
         values(task, lambda value: None)
     assert "settings/factor" in State.constants_of(task)
+
+
+class Agent:
+    """Holds state, and settings that only its own method reads."""
+
+    def __init__(self) -> None:
+        self.weight, self.settings = keras.Variable(1.0), SimpleNamespace(factor=1.0)
+
+    def scaled(self, x: Any) -> Any:
+        return x * self.weight * self.settings.factor
+
+
+class Weighted(keras.losses.Loss):
+    """Keras calls its method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.settings = SimpleNamespace(factor=1.0)
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        return y_pred * self.settings.factor
+
+
+@pytest.mark.parametrize(
+    ("make", "use"),
+    [(Agent, lambda held, x: held.scaled(x)), (Weighted, lambda held, x: held(x, x))],
+    ids=["with state", "of Keras"],
+)
+def test_an_object_whose_own_methods_read_settings(make: Any, use: Any) -> None:
+    held = make()
+
+    def train_step(x: Any, held: Any, count: Any) -> Any:
+        count.assign_add(1.0)
+        return {"value": ops.mean(use(held, x))}
+
+    task = treadle.task(train_step, held=held, count=keras.Variable(0.0))
+    found = values(task, lambda value: set_attribute(held.settings, value))
+    assert found == [1, 1, 2, 2, 4, 4]
+
+
+class Scores(Held):
+    def scores(self, x: Any) -> Any:
+        return ops.mean(x) * self.settings.temperature
+
+
+@once
+def test_a_called_method_reads_what_no_step_reads() -> None:
+    settings = SimpleNamespace(factor=1.0, temperature=1.0)
+    with treadle.Loop(Scores(settings, lambda s: s.factor), console=False) as loop:
+        found = []
+        for settings.temperature in (1.0, 3.0):
+            found.append(float(loop.call(loop.task.scores, ROWS)))
+    assert found == [1, 3]
+
+
+class Buffer:
+    """A step of its task has no name of it, though it calls another `add`."""
+
+    def __init__(self) -> None:
+        self.size = 0
+
+    def add(self) -> None:
+        self.size += 1
+
+
+@once
+def test_an_object_that_no_step_names_is_no_setting() -> None:
+    class Collects(Held):
+        def __init__(self) -> None:
+            super().__init__(SimpleNamespace(factor=1.0), lambda s: s.factor)
+            self.buffer = Buffer()
+
+        def train_step(self, batch: Any) -> Any:
+            return super().train_step(ops.add(batch, 0.0))
+
+    task = Collects()
+    assert not any("buffer/" in path for path in State.constants_of(task))
+
+
+@once
+def test_containers_that_only_functions_reach_may_shrink(tmp_path: Path) -> None:
+    rates, cache = [1.0, 2.0, 3.0], dict[str, Any]()
+
+    def train_step(x: Any, count: Any) -> Any:
+        count.assign_add(cache.setdefault("one", 1.0))
+        return {"value": ops.mean(x) * rates[0]}
+
+    def change(value: float) -> None:
+        rates.pop(0)
+        cache.clear()
+
+    task = treadle.task(train_step, count=keras.Variable(0.0))
+    found = values(task, change, directory=tmp_path)
+    assert found[:4] == [1, 1, 2, 2]

@@ -33,6 +33,7 @@ from .program import (
     LOSSES,
     PREDICATES,
     ROWS,
+    SETTINGS,
     STRUCTURES,
     Change,
     Control,
@@ -70,6 +71,7 @@ FEATURES = (
     "outputs",  # several, with `treadle.Supervised`
     "sources",  # two, in calls one after the other, and in bodies of `loop.epochs`
     "changing",  # arrays that change between calls
+    "settings",  # the factor of the losses in an object, whose values hooks change
     "retries",  # a source that fails once, and is read again
 )
 
@@ -449,6 +451,8 @@ def programs(draw: Callable[[Any], Any], features: frozenset[str], short: bool) 
     made["on_device"] = draw(some((None, True, False)))
     made["jit"] = draw(some((None, None, False)))
     made["every"], made["killed"] = draw(st.integers(1, 4)), draw(st.integers(1, steps - 1))
+    if "settings" in features:
+        made["settings"] = draw(some(SETTINGS))
     program = Program(**made)
     if "hook_constants" not in features and nonfinite == "rollback":
         made["changes"] = tuple(change for change in program.changes if not change.constant)

@@ -27,6 +27,25 @@ from tests.fuzz import byhand as treadle
 from tests.fuzz.byhand import ops
 """
 
+SETTINGS_IMPORTS = """\
+from argparse import Namespace
+from types import SimpleNamespace
+"""
+
+SETTINGS_CLASSES = """
+
+class Settings:
+    def __init__(self):
+        self.scale, self.name = 1.0, "program"
+
+
+class Slotted:
+    __slots__ = ("scale",)
+
+    def __init__(self):
+        self.scale = 1.0
+"""
+
 ALWAYS = """
 L2 = keras.regularizers.L2(0.01)
 Adam, AdamW, Nadam = keras.optimizers.Adam, keras.optimizers.AdamW, keras.optimizers.Nadam
@@ -197,9 +216,12 @@ def squares_of_each(y, out):
 def head(program: Program, task: bool) -> str:
     """Return the first lines of a program: its imports and what it shares with others."""
     lines = HEAD if task else HEAD_BY_HAND
+    if program.settings != "attribute":
+        lines = SETTINGS_IMPORTS + "\n" + lines
     if program.structured:
         lines = STRUCTURES_IMPORTS + "\n" + lines
     lines += f'\nFLOAT = "{"float64" if program.precision == "float64" else "float32"}"' + ALWAYS
+    lines += SETTINGS_CLASSES if program.settings in ("object", "slots") else ""
     lines += STRUCTURES if program.structured else ""
     lines += DERIVED if any(network.adapted for network in program.networks) else ""
     lines += "\n" + OUTPUTS if program.outputs is not None else ""

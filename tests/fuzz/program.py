@@ -205,6 +205,21 @@ class Form:
     controls: tuple[Control, ...] = ()
 
 
+# Where the task holds the factor of its losses: the statement that makes it, and its path.
+SETTINGS = {
+    "attribute": ("self.scale = 1.0", "scale"),
+    "namespace": ("self.settings = SimpleNamespace(scale=1.0)", "settings.scale"),
+    "arguments": ("self.settings = Namespace(scale=1.0)", "settings.scale"),
+    "object": ("self.settings = Settings()", "settings.scale"),
+    "slots": ("self.settings = Slotted()", "settings.scale"),
+    "dict": ('self.settings = {"scale": 1.0}', 'settings["scale"]'),
+    "nested": (
+        'self.settings = [SimpleNamespace(inner={"scale": 1.0})]',
+        'settings[0].inner["scale"]',
+    ),
+}
+
+
 @dataclass(frozen=True)
 class Change:
     """What a hook changes after a step.
@@ -279,6 +294,7 @@ class Program:
         nonfinite: `skip` or `rollback`; None: nothing is expected to be NaN.
         precision: A dtype policy.
         scale: The first loss scale, with `mixed_float16`.
+        settings: A key of `SETTINGS`.
         outputs: A model of several outputs that learns in each step, too.
         validated: There is validation after each epoch.
         window: `Options(window=…)` of the first run.
@@ -307,6 +323,7 @@ class Program:
     nonfinite: str | None = None
     precision: str = "float32"
     scale: float = 2.0**10
+    settings: str = "attribute"
     outputs: Outputs | None = None
     validated: bool = False
     window: int | None = None

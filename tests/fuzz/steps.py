@@ -6,6 +6,7 @@ from .program import (
     FORMS,
     LOSSES,
     PREDICATES,
+    SETTINGS,
     STRUCTURES,
     TOKENS,
     Control,
@@ -167,7 +168,7 @@ def _learning(program: Program, form: Form, part: Part, i: int, weight: str) -> 
             for number, control in enumerate(form.controls)
             if control.place == "inside"
         ]
-    value = f"self.scale * {loss}(y, out{weight}){extra}"
+    value = f"self.{SETTINGS[program.settings][1]} * {loss}(y, out{weight}){extra}"
     shown, more = f"loss{i}", list[str]()
     if part.structured and part.kind in ("minimize", "gradients", "accumulate"):
         shown = f"(loss{i}, more)"
@@ -261,10 +262,13 @@ def _rows(program: Program, part: Part, i: int) -> list[str]:
         read, inputs = ("row['z']", "row['b'].targets[0]"), '{"z": x, "b": Named([y], None, [])}'
         given = '{"z": loss, "b": (None, grads)}'
         found = "losses, (_, grads) = found.values()"
-    one = forward(program, part.network, f"{read[0]}[None]", True)
+    one, scale = (
+        forward(program, part.network, f"{read[0]}[None]", True),
+        SETTINGS[program.settings][1],
+    )
     return [
         f"def row{i}(row):",
-        f"    objective = lambda: self.scale * {loss}({read[1]}[None], {one})",
+        f"    objective = lambda: self.{scale} * {loss}({read[1]}[None], {one})",
         f"    loss, grads = treadle.gradients(objective, {net})",
         f"    return {given}",
         f"found = treadle.for_each(row{i}, {inputs})",

@@ -7,7 +7,7 @@ text, where `treadle` is the module `byhand`.
 from typing import Any
 
 from .helpers import head
-from .program import CALLBACKS, CLASSES, FEATURES, ROWS, Network, Outputs, Program
+from .program import CALLBACKS, CLASSES, FEATURES, ROWS, SETTINGS, Network, Outputs, Program
 from .steps import forward, train_step
 
 
@@ -35,7 +35,8 @@ def source(program: Program, task: bool = True) -> str:
         lines += [" " * 8 + line for line in _evaluation(program)]
     lines += ["", *_data(program, task), ""]
     for number, change in enumerate(program.changes):
-        lines += ["", f"def change{number}(loop):", f"    task = loop.task\n    {change.code}", ""]
+        code = change.code.replace("task.scale", f"task.{SETTINGS[program.settings][1]}")
+        lines += ["", f"def change{number}(loop):", f"    task = loop.task\n    {code}", ""]
     if not task:
         pairs = ", ".join(f"({change.step}, change{i})" for i, change in enumerate(program.changes))
         return "\n".join([*lines, "", f"changes = [{pairs}]"]) + "\n"
@@ -166,7 +167,7 @@ def _init(program: Program) -> list[str]:
         lines += [f"self.accumulator{number} = treadle.Accumulator(2)"]
     for number in _with_kind(program, "parts"):
         lines += [f"self.head{number} = SGD(0.05, momentum=0.5)"]
-    lines += ["self.scale = 1.0", "self.noise = keras.random.SeedGenerator(11)"]
+    lines += [SETTINGS[program.settings][0], "self.noise = keras.random.SeedGenerator(11)"]
     lines += ['self.count = keras.Variable(0, dtype="int32", trainable=False)']
     lines += ["self.error = keras.metrics.MeanSquaredError()"]
     contents = {control.content for form in program.forms for control in form.controls}

@@ -14,7 +14,7 @@ from loops import ROWS, arrays, loop_of, make, same, source
 
 import treadle
 from treadle import data
-from treadle.errors import DataError, DirectoryError, StateError
+from treadle.errors import DataError, DirectoryError, StateError, TreadleWarning
 
 
 def test_fit_reports_every_epoch_and_every_step() -> None:
@@ -182,6 +182,26 @@ def test_what_is_read_to_the_end_must_have_one() -> None:
                 read()
             assert str(raised.value) == expected.format(what)
         assert loop.evaluate(data.limited(stream, 2))
+
+
+@pytest.mark.filterwarnings("always:.*unknown length")
+def test_a_source_of_unknown_length_that_may_never_end_is_named() -> None:
+    """An epoch of training has 6 batches, so that 60 of a validation are many."""
+    x, y = arrays(1)
+
+    def generated() -> Any:
+        yield from [(x[:2], y[:2])] * 61
+
+    expected = (
+        r"^{} has read [\d,]+ batches of a source of unknown length, and reads to its end: if it "
+        r"never ends, choose how many batches with treadle.data.limited\(source, batches\)$"
+    )
+    with loop_of() as loop:
+        with pytest.warns(TreadleWarning, match=expected.format("evaluate")) as caught:
+            loop.fit(source(), validation=generated, epochs=1)
+        assert len([x for x in caught if "unknown length" in str(x.message)]) == 1
+        with pytest.warns(TreadleWarning, match=expected.format("predict")):
+            loop.predict(generated)
 
 
 def test_evaluate_predict_and_call_change_nothing() -> None:

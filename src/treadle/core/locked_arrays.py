@@ -49,8 +49,11 @@ class Lock:
                     self.is_partial = True
         self._parts = list(found.values())
         for part in self._parts:
-            entry = _entries.setdefault(id(part), _Entry(part, part.flags.writeable, 0))
-            entry.locks += 1
+            # Counted before it is listed: a garbage collection in between may release other locks.
+            if (entry := _entries.get(id(part))) is not None:
+                entry.locks += 1
+            else:
+                _entries[id(part)] = _Entry(part, part.flags.writeable, 1)
             part.flags.writeable = False
         self.release = finalize(self, _unlock, self._parts)
         self.release.atexit = False

@@ -6,7 +6,6 @@ from pathlib import Path
 from types import TracebackType
 
 from ..errors import TreadleError
-from .locked_arrays import explanation
 from .process_settings import BACKENDS
 from .progress import Progress
 
@@ -130,6 +129,8 @@ def add_note(
     """Add a note with the run's progress to an exception, unless it has one; see `noting`."""
     if not any(WEIGHTS in note for note in getattr(error, "__notes__", ())):
         error.add_note(f"in {what}, {_where(progress, running, lost)}")
+        from .locked_arrays import explanation  # late: it imports NumPy
+
         if note := explanation(error):
             error.add_note(note)
 

@@ -124,6 +124,9 @@ class LimitedSource(BaseSource):
         epoch = request.epoch - request.since
         request = replace(request, since=0)
         stream = self._stream
+        # Arrays that were unlocked may have changed: what the stream has read is read again.
+        if not getattr(self.source, "intact", True):
+            stream = None
         if stream is None or stream.request != request.at(0) or not stream.at(epoch, start):
             stream = Stream(self.source, self.batches, request.at(0))
             if position is not None:

@@ -1,5 +1,6 @@
 """The protocols of data sources and their readers, and the request that opens a reader."""
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -7,7 +8,9 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 from ..backends.window import Window
 from ..core.hook import LoopView
-from ..errors import DataError
+from ..errors import DataError, TreadleWarning
+
+USUAL = 10_000  # batches of an epoch of training of unknown length
 
 Position = Mapping[str, Any]
 """The state of a reader in addition to (epoch, batch): JSON types and NumPy arrays."""
@@ -209,6 +212,33 @@ def check_it_ends(source: Source, what: str) -> Source:
             "batches with treadle.data.limited(source, batches)"
         )
     return source
+
+
+class EndExpected:
+    """Warns once if a source of unknown length has given very many batches.
+
+    Args:
+        what: What reads it, for the message.
+        length: Its number of batches if that is known.
+        usual: The number of batches of an epoch of training, if that is known.
+    """
+
+    def __init__(self, what: str, length: int | None, usual: int | None) -> None:
+        self._what, self._count = what, 0
+        self._most = None if length is not None else 10 * (usual or USUAL)
+
+    def add(self, count: int) -> None:
+        """Count batches."""
+        self._count += count
+        if self._most is not None and self._count >= self._most:
+            warnings.warn(
+                f"{self._what} has read {self._count:,} batches of a source of unknown length, and "
+                "reads to its end: if it never ends, choose how many batches with "
+                "treadle.data.limited(source, batches)",
+                TreadleWarning,
+                stacklevel=2,
+            )
+            self._most = None
 
 
 def shards_of(source: Any) -> int | None:

@@ -16,9 +16,14 @@ RESTORED = "the weights are those of step "
 
 def restored_step(history: History) -> int | None:
     """Return the step whose weights a hook restored at the end of a run, or None."""
-    notes = (record.values.get("note") for record in reversed(history.records))
-    found = next((x for x in notes if isinstance(x, str) and x.startswith(RESTORED)), None)
-    return None if found is None else int(found.removeprefix(RESTORED).partition(",")[0])
+    end = max((record.progress.step for record in history.records), default=0)
+    for record in reversed(history.records):
+        note = record.values.get("note")
+        if record.progress.step < end:  # trained on since
+            break
+        if isinstance(note, str) and note.startswith(RESTORED):
+            return int(note.removeprefix(RESTORED).partition(",")[0])
+    return None
 
 
 class BestWeights(Hook):

@@ -20,7 +20,7 @@ from ..core.processes import process_group
 from ..core.progress import Progress
 from ..data import as_source, random_states
 from ..data.leaves import native
-from ..data.source import ReadRequest, Source, check_it_ends, read_from
+from ..data.source import EndExpected, ReadRequest, Source, check_it_ends, read_from
 from ..errors import DataError, TreadleError
 from ..steps.building import build
 from ..steps.compiled_step import CompiledStep
@@ -119,7 +119,8 @@ class Evaluation:
             if window is None:
                 raise DataError("the source to evaluate on gave no batch")
             prepared = self._prepare_for(window.batch(0))
-            return self._evaluate_all(feed, prepared, source.length, each)
+            ends = EndExpected("evaluate", source.length, loop.steps_per_epoch)
+            return self._evaluate_all(feed, prepared, source.length, each, ends)
         finally:
             self.position = None
             feed.close()
@@ -190,7 +191,12 @@ class Evaluation:
         return self._prepared
 
     def _evaluate_all(
-        self, feed: Feed, prepared: CompiledStep, length: int | None, each: EachBatch | None
+        self,
+        feed: Feed,
+        prepared: CompiledStep,
+        length: int | None,
+        each: EachBatch | None,
+        ends: EndExpected,
     ) -> dict[str, float]:
         """Evaluate every window of an opened source from reset metrics, and restore the state."""
         values_so_far = epoch_values(self._task, "eval_step")
@@ -242,6 +248,7 @@ class Evaluation:
                     if each is not None:
                         each(progress.batch, results())
                     progress = progress.advanced(window.count, window.count * window.examples)
+                    ends.add(window.count)
                     self.position = progress.batch, length
                 return results()
         finally:
@@ -256,8 +263,10 @@ class Evaluation:
         )
         running: deque[Callable[[], list[Any]]] = deque()
         most, most_running = 1, 0  # until the outputs of the first batch are known
+        ends = EndExpected("predict", source.length, loop.steps_per_epoch)
         try:
             while (window := reader.take(most)) is not None:
+                ends.add(window.count)
                 with explaining(window):  # not of errors of the source
                     window = predictions.own_part(window)
                     batch = next(window.views())

@@ -57,7 +57,8 @@ class Reporter:
             return False
         self._warned.add(text)
         if self._consoles:
-            self.print("" if logged else f"warning: {text}", "yellow")
+            if not logged:
+                self.print(f"warning: {text}", "yellow")
         elif not self._silent:
             # With a registry of its own: Python's would show the text once in a process, and the
             # next run would not have it.

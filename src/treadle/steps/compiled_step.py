@@ -406,4 +406,5 @@ class CompiledStep:
             assigned(self.state.variables[path] for path in self.written)
         if not self._settled and not self._changes_python:
             self._settled = True
+            self._latest.leave_out_own_changes()
             refuse_moving(self._latest.changed_constants(), self._name)

@@ -119,8 +119,10 @@ def part_of(whole: Callable[[], Any], key: Any) -> Callable[[], Any]:
     """Return a function that reads one item of a container, or None if it no longer exists."""
 
     def read() -> Any:
+        container = whole()
         try:
-            return whole()[key]
+            # `get` inserts nothing into a `defaultdict`, and calls no `__missing__`.
+            return container.get(key) if isinstance(container, dict) else container[key]
         except (LookupError, TypeError):
             return None
 

@@ -95,7 +95,7 @@ class Discovery:
         self.too_large: list[str] = []
         self._task: Any = None
         self._functions: list[Any] = []  # that the task holds
-        self._layer_kinds: frozenset[type] = frozenset()
+        self._own_kinds: set[type] = set()  # the user's classes
         self._seen: set[int] = set()
         self._holders: dict[str, Constant] = {}  # objects and containers without state
         self._named: set[int] = set()  # the optimizers whose slots have names
@@ -140,8 +140,6 @@ class Discovery:
         for name, part in adapter(task).unreached_parts().items():
             self._walk(part, name)
         self._functions = [x for c in self.constants.values() if _is_function(x := c.read())]
-        self._layer_kinds = frozenset(type(layer) for layer in self.layers)
-        self.constants |= _own_values(task, self._functions, self._layer_kinds).found
 
     def _complete(self) -> None:
         """Walk the deferred objects, and the optimizers.
@@ -159,12 +157,15 @@ class Discovery:
             for path, optimizer in ready or waiting:
                 self._add_optimizer(path, optimizer)
             self._walk_deferred()
-        searched = _own_values(self._task, self._functions, self._layer_kinds)
+        called = frozenset(filter(_is_called_by_keras, self._own_kinds))
+        searched = _own_values(self._task, self._functions, called)
+        self.constants |= searched.found
 
         def reads(kinds: frozenset[type]) -> Read:
+            kinds |= self._own_kinds - called
             if kinds not in searched.read:
-                layers = sorted(searched.kinds, key=_name_of)
                 named = [type(self._task), *sorted(kinds, key=_name_of)]
+                layers = sorted(called, key=_name_of)
                 searched.read[kinds] = read_by_steps(searched.functions, layers, named)
             return searched.read[kinds]
 
@@ -172,12 +173,14 @@ class Discovery:
 
     @classmethod
     def read_by(cls, task: Any, function: Callable[..., Any]) -> dict[str, Constant]:
-        """Find the Python values that a function uses by name, besides the state of a task."""
+        """Find the Python values that a function may read: by name, or in what a task holds."""
         found = cls()
-        found._seen.add(id(task))
-        found.constants |= own_values([function], [])
-        found._add_settings(lambda kinds: read_by_steps([function], [], {type(task), *kinds}))
-        return found.constants
+        found._walk_task(task)
+        found._walk_deferred()
+        called = set(filter(_is_called_by_keras, found._own_kinds))
+        own, found.constants = {type(task), *(found._own_kinds - called)}, {}
+        found._add_settings(lambda kinds: read_by_steps([function], called, own | kinds))
+        return found.constants | own_values([function], [])
 
     def _add_settings(self, reads: Callable[[frozenset[type]], Read]) -> None:
         """Add the values that steps may read in containers and objects which hold no state.
@@ -218,7 +221,13 @@ class Discovery:
         """
         seen, by_name = set[int](), root.used_by_name
         names = read.attributes
-        is_read = by_name or not root.name or names is None or root.name in names
+        top = path.partition("/")[0]  # of the task
+        first = getattr(self._task, top, None)
+        if isinstance(first, (list, tuple, dict)) or first is root.read():
+            holders = (top, root.name)
+        else:
+            holders = (root.name,)
+        is_read = by_name or names is None or all(not x or x in names for x in holders)
         waiting = [(path, root)] if is_read else []
         for at, constant in waiting:
             value = constant.read()
@@ -233,8 +242,6 @@ class Discovery:
             if isinstance(value, _WITH_STATE) or self._backend.native_children(value) is not None:
                 continue
             seen.add(id(value))
-            if constant.holder is not None or constant is not root:
-                found[at] = Constant(*constant[:4], by_name)
             if isinstance(value, (list, tuple, dict)):
                 keys: Any = list(value) if isinstance(value, dict) else range(len(value))
                 parts = [(f"{at}/{key}", _part(constant, key)) for key in keys]
@@ -246,6 +253,8 @@ class Discovery:
             if len(waiting) + len(parts) > MOST_SETTINGS:
                 self.too_large.append(at)
                 continue
+            if constant.holder is not None or constant is not root:
+                found[at] = Constant(*constant[:4], by_name)
             waiting += parts
 
     def _walk_deferred(self) -> None:
@@ -391,6 +400,8 @@ class Discovery:
         if id(thing) in self._seen:
             return False
         self._seen.add(id(thing))
+        if is_own(type(thing)):
+            self._own_kinds.add(type(thing))
         if is_derived(thing):
             self.derived[path] = thing
         return True
@@ -563,6 +574,12 @@ def _attribute(holder: Any, name: str, owner: Constant | None) -> Constant:
         partial(set_attribute, holder, name, owner),
     )
     return Constant(reads, writes, holder, name)
+
+
+@cache
+def _is_called_by_keras(kind: type) -> bool:
+    """Return whether Keras may call any method of a class in a step."""
+    return issubclass(kind, (keras.Layer, *_OBJECTS)) and not issubclass(kind, _NOT_IN_STEPS)
 
 
 def _itself(thing: Any) -> Any:

@@ -36,9 +36,9 @@ from .constants import Constant
 
 PLAIN = (bool, int, float, complex, str, NoneType, enum.Enum, np.generic)
 STEPS = frozenset({"train_step", "eval_step", "predict_step"})
+NOT_IN_STEPS = frozenset({"hooks", "datasets", "__init__", "__new__", "__post_init__"})
 # With these, code reads attributes whose names it does not contain.
-_READS_ANY = frozenset({"vars", "__dict__", "asdict", "astuple", "fields"})
-_AT_CREATION = frozenset({"__init__", "__new__", "__post_init__"})
+_READS_ANY = frozenset({"vars", "getattr", "attrgetter", "__dict__", "asdict", "astuple", "fields"})
 _NO_OBJECTS = (type, ModuleType, FunctionType, MethodType)
 
 
@@ -121,7 +121,8 @@ def read_by_steps(functions: Iterable[Any], kinds: Iterable[type], named: Iterab
     Args:
         functions: Functions that steps may call.
         kinds: Classes of which steps may call all methods, such as layers.
-        named: Classes of which steps may call methods whose names their code contains.
+        named: Classes of which steps may call methods whose names their code contains, or that
+            override those of a library, which calls them.
 
     Example:
         >>> class Settings:
@@ -139,14 +140,15 @@ def read_by_steps(functions: Iterable[Any], kinds: Iterable[type], named: Iterab
         search.take_class(kind)
     for function in functions:
         search.take(function)
-    bases = {base for kind in named for base in kind.__mro__ if is_own(base)}
-    members = [pair for base in bases for pair in list(vars(base).items())]
+    bases = [base for kind in named for base in kind.__mro__]
+    called = {name for base in bases if not is_own(base) for name in vars(base)} | STEPS
+    members = {base: list(vars(base).items()) for base in bases if is_own(base)}
     known = -1
     while len(search.names) != known:
         known = len(search.names)
-        for name, member in members:
-            special = name.startswith("__") and name not in _AT_CREATION
-            if special or name in STEPS or name in search.names:
+        for name, member in (pair for pairs in members.values() for pair in pairs):
+            special = name.startswith("__") or name in called
+            if name in search.names or (special and name not in NOT_IN_STEPS):
                 search.take(member)
     any_name = not _READS_ANY.isdisjoint(search.names)
     return Read(None if any_name else frozenset(search.names), search.holders)
@@ -184,7 +186,7 @@ class _Search:
             if not self._is_first(function) or not self._owns(function.__globals__):
                 continue
             names = _names_in(function.__code__)
-            self.names |= names.attributes | names.globals
+            self.names |= names.attributes | names.globals | names.parameters
             for name in names.globals:
                 self._take_global(function.__globals__, name, names.attributes)
             self._take_closure(function, names.closed)
@@ -256,11 +258,13 @@ class _Names(NamedTuple):
         globals: The names of globals.
         attributes: The names of attributes of anything.
         closed: The names of variables that it closes over.
+        parameters: The names of its parameters, by which a task may pass what it holds.
     """
 
     globals: frozenset[str]
     attributes: frozenset[str]
     closed: frozenset[str]
+    parameters: frozenset[str]
 
 
 @lru_cache(maxsize=4096)
@@ -276,7 +280,9 @@ def _names_in(code: CodeType) -> _Names:
                 stored.add(instruction.argval)
     attributes = frozenset(read["ATTR"] | read["METHOD"])
     used = frozenset((read["GLOBAL"] | read["NAME"]) - stored)
-    return _Names(used, attributes, frozenset(code.co_freevars) - stored)
+    parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    closed = frozenset(code.co_freevars) - stored
+    return _Names(used, attributes, closed, frozenset(parameters))
 
 
 def _named(holder: Any, name: str) -> Constant:

@@ -75,9 +75,9 @@ class Value:
             array = np.asarray(value)
             if array.nbytes <= LARGE and name_of(array.dtype) is not None:
                 return cls("array", array.copy(), name, value)
-        if isinstance(value, tuple):
+        if isinstance(value, tuple) and len(value) <= MOST_CHANGED:
             parts = tuple(map(cls.of, value))  # type: ignore[reportUnknownArgumentType]
-            if all(part.kind in SAVED for part in parts) and len(parts) <= MOST_CHANGED:
+            if all(part.kind in SAVED for part in parts):
                 return cls("tuple", parts, name, value)
         if isinstance(value, (list, tuple, dict)):
             return cls("parts", Items(value), name, value)
@@ -192,6 +192,7 @@ class PythonValues:
 
     def __init__(self, task: Any) -> None:
         self._task = task
+        self._used_by_name: set[str] = set()
         self._first: dict[str, Value] = {}
         with suppress(StateError):  # an invalid optimizer: building the step reports it
             self._first = self.values()
@@ -200,8 +201,14 @@ class PythonValues:
 
     def values(self) -> dict[str, Value]:
         """Return the current Python values, by path; of those used by name, only plain ones."""
-        found = {p: (c, Value.of(c.read())) for p, c in State.constants_of(self._task).items()}
-        return {p: x for p, (c, x) in found.items() if not c.used_by_name or x.kind in SAVED}
+        found: dict[str, Value] = {}
+        for path, constant in State.constants_of(self._task).items():
+            value = Value.of(constant.read())
+            if constant.used_by_name:
+                self._used_by_name.add(path)
+            if not constant.used_by_name or value.kind in SAVED:
+                found[path] = value
+        return found
 
     def begin_call(self) -> None:
         """Treat objects that the script has replaced before a call as initial values.
@@ -259,6 +266,8 @@ class PythonValues:
         found: dict[str, Change] = {}
         for path in {**now, **self._first}:
             change = Change(self._first.get(path), now.get(path))
+            if path in self._used_by_name and None in (change.was, change.now):
+                continue  # an item of a container that the task does not hold, such as a cache
             if change.now is None:
                 differs = not is_within(path, found)  # else its owner was replaced
             else:

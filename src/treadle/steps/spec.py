@@ -35,7 +35,7 @@ class StepSpec:
     """
 
     state: State
-    constants: Mapping[str, Any]
+    constants: dict[str, Any]
     assigned: Sequence[str]
     written: Sequence[str]
     applied: Sequence[tuple[Any, int]]
@@ -57,6 +57,11 @@ class StepSpec:
             if len(optimizer.variables) != count:
                 return False
         return True
+
+    def leave_out_own_changes(self) -> None:
+        """Leave out values that functions use by name and that the step has changed itself."""
+        for path in self.state.leave_out(self.changed_constants()):
+            del self.constants[path]
 
     def changed_constants(self) -> dict[str, tuple[Any, Any]]:
         """Return the old and the new fingerprints of Python values that changed, by path."""

@@ -1,6 +1,6 @@
 """The state of a task: all variables reachable from its attributes, each once, named by path."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -237,9 +237,19 @@ class State:
             if constant.used_by_name and fingerprint(constant.read()) != before.get(path):
                 del self._constants[path]
 
+    def leave_out(self, paths: Iterable[str]) -> list[str]:
+        """Leave out those of some values that are used by name; return their paths.
+
+        A step changes them itself, perhaps while it runs, as a callback does.
+        """
+        own = [path for path in paths if self._constants[path].used_by_name]
+        for path in own:
+            del self._constants[path]
+        return own
+
     @staticmethod
     def read_by(function: Any, task: Any) -> dict[str, Constant]:
-        """Return the Python values that a function uses by name, without what the task holds."""
+        """Return the Python values that a function may read besides those that steps read."""
         return Discovery.read_by(task, function)
 
     def snapshot(self) -> Snapshot:

@@ -352,9 +352,13 @@ def _parts(value: Any) -> str:
         ("the outputs ['a', 'b']", '1 output', '1 output')
     """
     if isinstance(value, dict):
-        return f"the outputs {list(value)}"  # type: ignore[reportUnknownArgumentType]
-    count = len(tree.flatten(value))
+        return f"the outputs {sorted(map(str, value))}"  # type: ignore[reportUnknownArgumentType]
+    count = _count(value)
     return f"{count} output{'s' if count != 1 else ''}"
+
+
+def _count(value: Any) -> int:
+    return len(tree.flatten(value))
 
 
 def _symbolic_outputs(model: Any) -> Any:
@@ -376,7 +380,8 @@ def _labels_needed(y: Any, outputs: Any, what: str) -> Generator[None]:
         yield
     except Exception as error:
         if y is not None:
-            if len(tree.flatten(y)) == len(tree.flatten(outputs)):
+            named = isinstance(y, dict) and isinstance(outputs, dict)
+            if y.keys() == outputs.keys() if named else _count(y) == _count(outputs):
                 raise
             raise StepError(
                 f"the batch has labels for {_parts(y)}, and the model has {_parts(outputs)}: give "
