@@ -320,5 +320,67 @@ def test_containers_that_only_functions_reach_may_shrink(tmp_path: Path) -> None
         cache.clear()
 
     task = treadle.task(train_step, count=keras.Variable(0.0))
-    found = values(task, change, directory=tmp_path)
-    assert found[:4] == [1, 1, 2, 2]
+    message = (
+        r"^the items of test_containers.*\.rates changed, which only functions reach, so that no "
+        "checkpoint holds them: a resumed run begins with those of the script. Keep what changes "
+        "as an attribute of the task$"
+    )
+    with pytest.warns(match=message):
+        found = values(task, change, directory=tmp_path)
+    assert found == [1, 1, 2, 2, 3, 3]
+
+
+SHARED = SimpleNamespace(factor=1.0)
+
+
+class Aliased(treadle.Task):
+    """Holds an object by a name that no step reads; a step reads it by another one."""
+
+    def __init__(self, other: str) -> None:
+        SHARED.factor = 1.0
+        self.unread, self.count = SHARED, keras.Variable(0.0)
+        if other == "layer":
+            self.layer = Reads(SHARED)
+        self.read = (lambda x: x * SHARED.factor) if other == "global" else self.layer
+
+    def train_step(self, batch: Any) -> Any:
+        self.count.assign_add(1.0)
+        return {"value": ops.mean(self.read(batch))}
+
+
+class Reads(keras.layers.Layer):
+    def __init__(self, settings: Any) -> None:
+        super().__init__()
+        self.settings = settings
+
+    def call(self, x: Any) -> Any:
+        return x * self.settings.factor
+
+
+@once
+@pytest.mark.parametrize("other", ["global", "layer"])
+def test_an_object_has_two_names(other: str) -> None:
+    found = values(Aliased(other), lambda value: set_attribute(SHARED, value))
+    assert found == [1, 1, 2, 2, 4, 4]
+
+
+@once
+def test_what_changes_while_a_step_runs_is_named() -> None:
+    settings = {"factor": 1.0}
+
+    def generated() -> Any:
+        for _ in range(4):
+            settings["factor"] += 1.0
+            yield ROWS
+
+    def train_step(x: Any, count: Any) -> Any:
+        count.assign_add(1.0)
+        return {"value": ops.mean(x) * settings["factor"]}
+
+    task = treadle.task(train_step, count=keras.Variable(0.0))
+    with treadle.Loop(task, console=False) as loop:
+        loop.fit(generated, epochs=1)
+        assert loop.history["note"][0].endswith(
+            "settings/factor changed while steps ran, as what a callback changes does: compiled "
+            "steps keep what they were compiled with, and are not compiled again if it changes"
+        )

@@ -52,6 +52,7 @@ class Lock:
             # Counted before it is listed: a garbage collection in between may release other locks.
             if (entry := _entries.get(id(part))) is not None:
                 entry.locks += 1
+                _entries[id(part)] = entry
             else:
                 _entries[id(part)] = _Entry(part, part.flags.writeable, 1)
             part.flags.writeable = False

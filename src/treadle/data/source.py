@@ -224,7 +224,7 @@ class EndExpected:
     """
 
     def __init__(self, what: str, length: int | None, usual: int | None) -> None:
-        self._what, self._count = what, 0
+        self.length, self._what, self._count = length, what, 0
         self._most = None if length is not None else 10 * (usual or USUAL)
 
     def add(self, count: int) -> None:

@@ -392,6 +392,12 @@ class Engine:
         run = self._run
         if changed and run.services.checkpointer is not None:
             run.values.changes()  # at once, so that an earlier checkpoint stays the newest
+            if unsaved := run.known_state.in_no_checkpoint(changed):
+                run.services.reporter.warn(
+                    f"the items of {', '.join(unsaved)} changed, which only functions reach, so "
+                    "that no checkpoint holds them: a resumed run begins with those of the "
+                    "script. Keep what changes as an attribute of the task"
+                )
         # The step was already built for changes before the checkpoint, but they were not logged.
         before, run.resume.recompile = run.resume.recompile, {}
         joined = {p: [before.get(p, change)[0], change[1]] for p, change in changed.items()}
@@ -417,6 +423,13 @@ class Engine:
             run.saved_circumstances = None
         if prepared is not None and prepared.effects.news:  # of a branch that is traced only now
             run.warn_of_effects()
+        if prepared is not None and prepared.left_out:
+            names = ", ".join(prepared.left_out)
+            prepared.left_out = []
+            self._note(
+                f"{names} changed while steps ran, as what a callback changes does: compiled steps "
+                "keep what they were compiled with, and are not compiled again if it changes"
+            )
 
 
 class _WindowSizes:

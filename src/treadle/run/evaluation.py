@@ -120,7 +120,7 @@ class Evaluation:
                 raise DataError("the source to evaluate on gave no batch")
             prepared = self._prepare_for(window.batch(0))
             ends = EndExpected("evaluate", source.length, loop.steps_per_epoch)
-            return self._evaluate_all(feed, prepared, source.length, each, ends)
+            return self._evaluate_all(feed, prepared, ends, each)
         finally:
             self.position = None
             feed.close()
@@ -191,12 +191,7 @@ class Evaluation:
         return self._prepared
 
     def _evaluate_all(
-        self,
-        feed: Feed,
-        prepared: CompiledStep,
-        length: int | None,
-        each: EachBatch | None,
-        ends: EndExpected,
+        self, feed: Feed, prepared: CompiledStep, ends: EndExpected, each: EachBatch | None
     ) -> dict[str, float]:
         """Evaluate every window of an opened source from reset metrics, and restore the state."""
         values_so_far = epoch_values(self._task, "eval_step")
@@ -249,7 +244,7 @@ class Evaluation:
                         each(progress.batch, results())
                     progress = progress.advanced(window.count, window.count * window.examples)
                     ends.add(window.count)
-                    self.position = progress.batch, length
+                    self.position = progress.batch, ends.length
                 return results()
         finally:
             prepared.state.put_back(kept)

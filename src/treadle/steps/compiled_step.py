@@ -49,6 +49,7 @@ class CompiledStep:
         forms: Descriptions of the first form and of the forms that created variables, in order.
         initial: The initial values of the variables that later forms created, by path.
         effects: What the step does besides computing and changing variables.
+        left_out: Paths of values, used by name, that changed while steps ran.
 
     Args:
         task: The task, whose attributes hold the state.
@@ -75,6 +76,7 @@ class CompiledStep:
         asks_for_python = adapter(task).default_options().execution == "eager"
         self._changes_python = asks_for_python and options.execution == "eager"
         self.effects = Effects(name)
+        self.left_out: list[str] = []
         self._builder = ProgramBuilder(self._function, options, name, self.effects)
         self._builder.recorded = dict(compilers or {})
         self._programs: dict[Hashable, FormProgram] = {}
@@ -406,5 +408,5 @@ class CompiledStep:
             assigned(self.state.variables[path] for path in self.written)
         if not self._settled and not self._changes_python:
             self._settled = True
-            self._latest.leave_out_own_changes()
+            self.left_out += self._latest.leave_out_own_changes()
             refuse_moving(self._latest.changed_constants(), self._name)

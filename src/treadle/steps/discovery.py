@@ -178,7 +178,7 @@ class Discovery:
         found._walk_task(task)
         found._walk_deferred()
         called = set(filter(_is_called_by_keras, found._own_kinds))
-        own, found.constants = {type(task), *(found._own_kinds - called)}, {}
+        own, found.constants = {type(task), *found._own_kinds} - called, {}
         found._add_settings(lambda kinds: read_by_steps([function], called, own | kinds))
         return found.constants | own_values([function], [])
 
@@ -190,12 +190,21 @@ class Discovery:
                 these objects, whose methods steps may call.
         """
         kinds: frozenset[type] = frozenset()
+        held_by_task = attributes_of(self._task)
         while True:
             read = reads(kinds)
             found, held = dict[str, Constant](), set[type]()
             self.too_large = []
-            for path, holder in {**self._holders, **read.holders}.items():
-                self._settings_in(path, holder, read, found, held)
+            own = {
+                path: x
+                for path, x in self._holders.items()
+                if _is_read(x, path, read, held_by_task)
+            }
+            # What no step reads by this name may be read by another one.
+            left = {id(x.read()) for path, x in self._holders.items() if path not in own}
+            seen = self._seen - left
+            for path, holder in {**own, **read.holders}.items():
+                self._settings_in(path, holder, read, found, held, seen)
             if held <= kinds:
                 break
             kinds |= held
@@ -209,6 +218,7 @@ class Discovery:
         read: Read,
         found: dict[str, Constant],
         kinds: set[type],
+        visited: set[int],
     ) -> None:
         """Find the plain values in a container or object, in an order that does not depend on them.
 
@@ -218,26 +228,18 @@ class Discovery:
             read: What steps read.
             found: The values, by path, to which those of this object are added.
             kinds: The classes of the objects found, to which those in this object are added.
+            visited: The ids of objects whose values are found elsewhere.
         """
-        seen, by_name = set[int](), root.used_by_name
-        names = read.attributes
-        top = path.partition("/")[0]  # of the task
-        first = getattr(self._task, top, None)
-        if isinstance(first, (list, tuple, dict)) or first is root.read():
-            holders = (top, root.name)
-        else:
-            holders = (root.name,)
-        is_read = by_name or names is None or all(not x or x in names for x in holders)
-        waiting = [(path, root)] if is_read else []
+        seen, by_name, names = set[int](), root.used_by_name, read.attributes
+        waiting = [(path, root)]
         for at, constant in waiting:
             value = constant.read()
             small = isinstance(value, np.ndarray) and value.nbytes <= LARGE
             if isinstance(value, SETTINGS) or small:
                 found[at] = Constant(*constant[:4], by_name)
                 continue
-            # What was visited with the task has its values there; roots without a name are visited.
-            visited = id(value) in self._seen and (by_name or constant is not root)
-            if visited or id(value) in seen or not holds_settings(value):
+            known = id(value) in visited and (by_name or constant is not root)
+            if known or id(value) in seen or not holds_settings(value):
                 continue
             if isinstance(value, _WITH_STATE) or self._backend.native_children(value) is not None:
                 continue
@@ -574,6 +576,22 @@ def _attribute(holder: Any, name: str, owner: Constant | None) -> Constant:
         partial(set_attribute, holder, name, owner),
     )
     return Constant(reads, writes, holder, name)
+
+
+def _is_read(root: Constant, path: str, read: Read, held: Mapping[str, Any]) -> bool:
+    """Return whether steps may read a container or an object without state, by its attribute.
+
+    Args:
+        root: Access to it.
+        path: Its path.
+        read: What steps read.
+        held: What the task holds.
+    """
+    top = path.partition("/")[0]
+    first = held.get(top)
+    is_held = isinstance(first, (list, tuple, dict)) or first is root.read()
+    names = (top, root.name) if is_held else (root.name,)
+    return read.attributes is None or all(not x or x in read.attributes for x in names)
 
 
 @cache

@@ -121,8 +121,8 @@ def read_by_steps(functions: Iterable[Any], kinds: Iterable[type], named: Iterab
     Args:
         functions: Functions that steps may call.
         kinds: Classes of which steps may call all methods, such as layers.
-        named: Classes of which steps may call methods whose names their code contains, or that
-            override those of a library, which calls them.
+        named: Classes of which steps may call methods whose names their code contains. Of tasks,
+            also those that override a method of a library, which calls it.
 
     Example:
         >>> class Settings:
@@ -140,18 +140,29 @@ def read_by_steps(functions: Iterable[Any], kinds: Iterable[type], named: Iterab
         search.take_class(kind)
     for function in functions:
         search.take(function)
-    bases = [base for kind in named for base in kind.__mro__]
-    called = {name for base in bases if not is_own(base) for name in vars(base)} | STEPS
-    members = {base: list(vars(base).items()) for base in bases if is_own(base)}
+    members = [pair for kind in named for pair in _members(kind)]
     known = -1
     while len(search.names) != known:
         known = len(search.names)
-        for name, member in (pair for pairs in members.values() for pair in pairs):
-            special = name.startswith("__") or name in called
-            if name in search.names or (special and name not in NOT_IN_STEPS):
+        for name, member, is_called in members:
+            if is_called or name in search.names:
                 search.take(member)
     any_name = not _READS_ANY.isdisjoint(search.names)
     return Read(None if any_name else frozenset(search.names), search.holders)
+
+
+def _members(kind: type) -> list[tuple[str, Any, bool]]:
+    """Return the names and members of a class, and whether steps call them by other names."""
+    bases = kind.__mro__
+    task = hasattr(kind, "train_step")
+    of_library = {name for base in bases if task and not is_own(base) for name in vars(base)}
+    of_library |= STEPS
+    return [
+        (name, member, name not in NOT_IN_STEPS and (name[:2] == "__" or name in of_library))
+        for base in bases
+        if is_own(base)
+        for name, member in list(vars(base).items())
+    ]
 
 
 class _Space:
@@ -269,7 +280,8 @@ class _Names(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _names_in(code: CodeType) -> _Names:
-    read: dict[str, set[str]] = {"GLOBAL": set(), "NAME": set(), "ATTR": set(), "METHOD": set()}
+    kinds = ("GLOBAL", "NAME", "ATTR", "METHOD", "SUPER_ATTR")
+    read: dict[str, set[str]] = {kind: set() for kind in kinds}
     stored: set[str] = set()
     for part in code_in(code):
         for instruction in dis.get_instructions(part):
@@ -278,7 +290,7 @@ def _names_in(code: CodeType) -> _Names:
                 read[kind].add(instruction.argval)
             elif action == "STORE" and kind in ("GLOBAL", "DEREF"):
                 stored.add(instruction.argval)
-    attributes = frozenset(read["ATTR"] | read["METHOD"])
+    attributes = frozenset(read["ATTR"] | read["METHOD"] | read["SUPER_ATTR"])
     used = frozenset((read["GLOBAL"] | read["NAME"]) - stored)
     parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     closed = frozenset(code.co_freevars) - stored

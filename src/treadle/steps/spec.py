@@ -58,10 +58,12 @@ class StepSpec:
                 return False
         return True
 
-    def leave_out_own_changes(self) -> None:
-        """Leave out values that functions use by name and that the step has changed itself."""
-        for path in self.state.leave_out(self.changed_constants()):
+    def leave_out_own_changes(self) -> list[str]:
+        """Leave out values used by name that changed while the step ran; return their paths."""
+        found = self.state.leave_out(self.changed_constants())
+        for path in found:
             del self.constants[path]
+        return found
 
     def changed_constants(self) -> dict[str, tuple[Any, Any]]:
         """Return the old and the new fingerprints of Python values that changed, by path."""

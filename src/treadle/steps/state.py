@@ -237,6 +237,12 @@ class State:
             if constant.used_by_name and fingerprint(constant.read()) != before.get(path):
                 del self._constants[path]
 
+    def in_no_checkpoint(self, paths: Iterable[str]) -> list[str]:
+        """Return the paths of containers among some values that only functions reach."""
+        known = {path: self._constants[path] for path in paths if path in self._constants}
+        kinds = (list, tuple, dict)
+        return [p for p, x in known.items() if x.used_by_name and isinstance(x.read(), kinds)]
+
     def leave_out(self, paths: Iterable[str]) -> list[str]:
         """Leave out those of some values that are used by name; return their paths.
 
