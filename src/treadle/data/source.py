@@ -221,6 +221,9 @@ class EndExpected:
         what: What reads it, for the message.
         length: Its number of batches if that is known.
         usual: The number of batches of an epoch of training, if that is known.
+
+    Attributes:
+        length: As above.
     """
 
     def __init__(self, what: str, length: int | None, usual: int | None) -> None:
