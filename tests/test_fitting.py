@@ -261,6 +261,8 @@ def test_arrays_stay_writable_and_the_shuffled_order_goes_on() -> None:
         orders.append(history.loop.history.steps("loss"))
     assert not np.allclose(orders[0], orders[1])
     fit(model, view, Y[:20])
+    treadle.evaluate(model, x, Y)
+    treadle.predict(model, x)
     x[0] = view[0] = 1.0
     frozen = X.copy()
     frozen.flags.writeable = False

@@ -148,12 +148,13 @@ def test_programs_have_every_feature_that_is_not_left_out() -> None:
                 "outputs": program.outputs is not None,
                 "sources": program.second is not None,
                 "changing": program.changing,
+                "memories": bool(program.memories),
                 "retries": program.retried is not None,
             }.items()
             if has
         }
 
     every = found()
-    assert len(every) == 9
+    assert len(every) == 10
     for kind in every:
         assert found(without=kind) == every - {kind}

@@ -16,7 +16,7 @@ from keras import ops
 
 import treadle
 from treadle.hooks import Checkpoint
-from treadle.steps.discovery import MOST_SETTINGS
+from treadle.steps.settings import MOST_SETTINGS
 from treadle.steps.state import State
 
 ROWS = np.ones((2, 1), "float32")

@@ -97,6 +97,36 @@ def test_a_run_resumes_with_the_values_of_the_arrays(kind, tmp_path):
     assert sums(kind, 15, directory=tmp_path / "run") == expected
 
 
+@pytest.mark.parametrize("kind", ["alone", "zipped"])
+@pytest.mark.parametrize("by_hooks", [False, True])
+def test_what_a_body_sets_for_its_epoch_is_not_restored(kind, by_hooks, tmp_path):
+    def sums(killed_in=None, directory=None):
+        x = np.full((8, 1), 5.0, "float32")
+
+        def add_one(loop):
+            x[:] += 1
+
+        hooks = [treadle.every("2 steps", add_one)] if by_hooks else []
+        source = COMBINED[kind](x)
+        with (
+            contextlib.suppress(KeyboardInterrupt),
+            treadle.Loop(Sums(), directory, hooks, console=False) as loop,
+        ):
+            for epoch in loop.epochs(4):
+                if epoch == killed_in:
+                    raise KeyboardInterrupt
+                if not by_hooks:
+                    x[:] = epoch
+                for _ in loop.steps(source):
+                    pass
+        return loop.history.steps("sum").tolist()
+
+    expected = sums()
+    assert expected[::4] == ([10, 14, 18, 22] if by_hooks else [0, 2, 4, 6])
+    sums(2, tmp_path / "run")
+    assert sums(directory=tmp_path / "run") == expected
+
+
 def test_what_checkpoints_do_not_save_of_changing_arrays_is_said(monkeypatch):
     x, y = np.zeros((8, 2), "float32"), np.zeros(8, "float32")
     assert arrays(x, y).inexact is None

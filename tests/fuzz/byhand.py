@@ -17,6 +17,10 @@ from treadle.core.options import without_tensorflow
 BACKEND = keras.config.backend()
 
 
+class Hook:
+    """The base class of hooks, which has nothing to do."""
+
+
 class Ops:
     """`keras.ops`, in which control flow is Python's: Keras' own loses what functions assign."""
 

@@ -22,6 +22,7 @@ import numpy as np
 from keras import ops
 
 import treadle
+from treadle.checkpoint import Checkpoints
 from treadle.errors import TreadleWarning
 from treadle.hooks.log_file import read_log
 
@@ -68,13 +69,20 @@ def check(program: Program, checks: tuple[str, ...] = CHECKS) -> str:
 
 
 def _check(program: Program, checks: tuple[str, ...], folder: Path) -> str:
+    module = loaded(source(program), folder / "program.py")
+    first, killed = folder / "first", folder / "killed"
+    process: dict[str, str] = {}
+    if "resumed" in checks and program.memories:  # other hooks in the process that is killed
+        module.copies.append(killed)
+        _run(module, "resumed", folder / "before", process="killed")
+        newest = Checkpoints(killed / "checkpoints").latest() if killed.exists() else None
+        module.saved = 0 if newest is None else newest.progress.step
+        process = {"process": "resumed"}
     by_hand: SimpleNamespace | None = None
     if "hand" in checks and has_hand(program):
-        by_hand = _run_by_hand(program, folder)
-    module = loaded(source(program), folder / "program.py")
-    first = folder / "first"
+        by_hand = _run_by_hand(program, folder, getattr(module, "saved", 0))
     if "resumed" in checks:
-        module.copies.append(folder / "killed")
+        module.copies[:] = [killed]
     loop = _run(module, "run", first if _needs_directory(program, checks) else None)
     found = outcome(loop)
     if by_hand is not None:
@@ -88,10 +96,10 @@ def _check(program: Program, checks: tuple[str, ...], folder: Path) -> str:
         again = _directory(program, folder / "window")
         other = outcome(_run(module, "window", again, window=program.other))
         compare("window", None, found.all, other.all)
-    if "resumed" in checks and (folder / "killed").exists():
-        resumed = _run(module, "resumed", folder / "killed", window=program.other)
+    if "resumed" in checks and killed.exists():
+        resumed = _run(module, "resumed", killed, window=program.other, **process)
         compare("resumed", None, found.all, outcome(resumed).all)
-        compare_logs(first, folder / "killed")
+        compare_logs(first, killed)
     return loop.plan
 
 
@@ -226,7 +234,7 @@ def _weights(task: Any) -> dict[str, Array]:
     }
 
 
-def _run_by_hand(program: Program, folder: Path) -> SimpleNamespace:
+def _run_by_hand(program: Program, folder: Path, saved: int = 0) -> SimpleNamespace:
     """Run the hand-written loop.
 
     Raises:
@@ -241,6 +249,10 @@ def _run_by_hand(program: Program, folder: Path) -> SimpleNamespace:
         _build(program, task)
         changes = [(step, _on_task(change)) for step, change in module.changes]
         batches, begins, ends = _order(program, module, folder)
+        module.saved = saved
+        for hook in module.memories("whole") if program.memories else ():
+            due = [step for step in hook.steps_due if step <= len(batches)]
+            changes += [(step, _on_task(hook.move)) for step in due]
         if program.callback == "falling-rate":
             changes += [(step, _halve) for step in begins]
         skips = program.nonfinite == "skip"
@@ -350,11 +362,16 @@ def script(program: Program, failed: str) -> str:
     directory = ', "/tmp/fuzz-%s"' if program.nonfinite == "rollback" else ""
     place = [directory.lstrip(", ") % name if directory else "" for name in ("first", "second")]
     if failed == "resumed":
+        copied, killed, resumed = 'copies.append(base / "killed")\n', "", ""
+        if program.memories:
+            killed = f'{copied}run(base / "before", process="killed")\n'
+            killed += 'saved = Checkpoints(copies[0] / "checkpoints").latest().progress.step\n'
+            resumed = ', process="resumed"'
         runs = (
             "import pathlib\n\n"
-            'base = pathlib.Path(tempfile.mkdtemp())\ncopies.append(base / "killed")\n'
+            f"base = pathlib.Path(tempfile.mkdtemp())\n{killed or copied}"
             'first = run(base / "first")\n'
-            f"second = run(copies[0], window={program.other!r})"
+            f"second = run(copies[0], window={program.other!r}{resumed})"
         )
         text = text.replace("import shutil\n", "import shutil\nimport tempfile\n", 1)
     elif failed == "run":

@@ -38,6 +38,7 @@ from .program import (
     Change,
     Control,
     Form,
+    Memory,
     Network,
     Outputs,
     Part,
@@ -72,6 +73,7 @@ FEATURES = (
     "sources",  # two, in calls one after the other, and in bodies of `loop.epochs`
     "changing",  # arrays that change between calls
     "settings",  # the factor of the losses in an object, whose values hooks change
+    "memories",  # hooks with a state, which are added, removed and moved when a run resumes
     "retries",  # a source that fails once, and is read again
 )
 
@@ -353,6 +355,33 @@ def seconds(draw: Callable[[Any], Any], program: dict[str, Any]) -> Second:
 
 
 @st.composite
+def memories(draw: Callable[[Any], Any], program: dict[str, Any]) -> dict[str, Any]:
+    """Draw hooks with a state for networks whose weights no averages replace when a call ends.
+
+    A network that is not built has no weights before its first batch.
+    """
+    averages = ["use_ema" in optimizer for optimizer in program["optimizers"]]
+    used = [
+        number
+        for number, network in enumerate(program["networks"])
+        if network.built and not averages[number] and number in Program(**program).used()
+    ]
+    if not used or draw(some((False, False, True))):
+        return {}
+    made = tuple(
+        Memory(
+            identity,
+            draw(some(used)),
+            draw(some((0.05, -0.03))),
+            draw(some((1, 1, 2))),
+            draw(some(("always", "before", "after"))),
+        )
+        for identity in ("one", "two", "three")[: draw(st.integers(1, 3))]
+    )
+    return {"memories": made, "moved": draw(st.booleans())}
+
+
+@st.composite
 def callbacks(draw: Callable[[Any], Any], program: Program) -> str | None:
     """Draw a callback for the first network, which finds its optimizer in the task."""
     # A callback keeps the optimizer that the run began with, and sets its rate.
@@ -453,6 +482,8 @@ def programs(draw: Callable[[Any], Any], features: frozenset[str], short: bool) 
     made["every"], made["killed"] = draw(st.integers(1, 4)), draw(st.integers(1, steps - 1))
     if "settings" in features:
         made["settings"] = draw(some(SETTINGS))
+    if "memories" in features and nonfinite != "rollback" and once and not made.get("callback"):
+        made |= draw(memories(made))
     program = Program(**made)
     if "hook_constants" not in features and nonfinite == "rollback":
         made["changes"] = tuple(change for change in program.changes if not change.constant)

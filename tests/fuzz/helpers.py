@@ -213,14 +213,46 @@ def squares_of_each(y, out):
 """
 
 
+MEMORIES = '''
+
+class Remember(treadle.Hook):
+    """Moves a weight after each of some steps, each time further."""
+
+    def __init__(self, identity, network, place, amount, every, first=0, last=1000):
+        self.identity, self.network, self.place, self.amount = identity, network, place, amount
+        self.when = When(Span(every, "step"))
+        self.steps_due, self.calls = range(first // every * every + every, last + 1, every), 0
+
+    def steps(self, loop, logs):
+        if loop.progress.step in self.steps_due:
+            self.move(loop)
+
+    def move(self, loop):
+        self.calls += 1
+        bias = getattr(loop.task, f"net{self.network}").layers[-1].bias
+        values = np.array(ops.convert_to_numpy(bias))
+        values[self.place] += self.amount * self.calls
+        bias.assign(values)
+
+    def state(self):
+        return {"calls": self.calls}
+
+    def restore(self, state):
+        self.calls = state["calls"]
+'''
+
+
 def head(program: Program, task: bool) -> str:
     """Return the first lines of a program: its imports and what it shares with others."""
     lines = HEAD if task else HEAD_BY_HAND
     if program.settings != "attribute":
         lines = SETTINGS_IMPORTS + "\n" + lines
+    if program.memories:
+        lines += "from treadle.core.triggers import Span, When\n"
     if program.structured:
         lines = STRUCTURES_IMPORTS + "\n" + lines
     lines += f'\nFLOAT = "{"float64" if program.precision == "float64" else "float32"}"' + ALWAYS
+    lines += MEMORIES if program.memories else ""
     lines += SETTINGS_CLASSES if program.settings in ("object", "slots") else ""
     lines += STRUCTURES if program.structured else ""
     lines += DERIVED if any(network.adapted for network in program.networks) else ""

@@ -236,6 +236,25 @@ class Change:
 
 
 @dataclass(frozen=True)
+class Memory:
+    """A hook with a state: it moves a weight of a last layer, each time further.
+
+    Attributes:
+        identity: What distinguishes it from the others.
+        network: The number of the network.
+        amount: How far it moves the weight the first time.
+        every: After so many steps.
+        present: `always`; only `before` the process is killed; only `after` that.
+    """
+
+    identity: str
+    network: int = 0
+    amount: float = 0.01
+    every: int = 1
+    present: str = "always"
+
+
+@dataclass(frozen=True)
 class Second:
     """A second source of the loop, in calls of their own or in the body of `loop.epochs`.
 
@@ -289,6 +308,9 @@ class Program:
             body reads this source and then the other one.
         looped: `loop.epochs` and `loop.steps` train instead of `fit`.
         changes: What hooks change.
+        memories: Hooks with a state, which may be added and removed when the run is resumed.
+        moved: In the process that is killed, hooks with a state are in the opposite order, behind
+            `Checkpoint`.
         callback: A key of `CALLBACKS`, or None.
         bad: Batches that hold NaN, by their position in an epoch.
         nonfinite: `skip` or `rollback`; None: nothing is expected to be NaN.
@@ -318,6 +340,8 @@ class Program:
     calls: tuple[tuple[str, int, int], ...] = (("epochs", 2, 0),)
     looped: bool = False
     changes: tuple[Change, ...] = ()
+    memories: tuple[Memory, ...] = ()
+    moved: bool = False
     callback: str | None = None
     bad: tuple[int, ...] = ()
     nonfinite: str | None = None
@@ -337,6 +361,14 @@ class Program:
     def steps(self) -> int:
         """The number of steps if no batch is skipped."""
         return len(self.visits_of_steps)
+
+    @property
+    def saved(self) -> int:
+        """The newest step that is saved when hooks run after the step of the kill, if all is well.
+
+        That is, if no batch is skipped.
+        """
+        return (self.killed - 1) // self.every * self.every
 
     @property
     def visits_of_steps(self) -> list[Visit]:

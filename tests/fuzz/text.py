@@ -37,6 +37,7 @@ def source(program: Program, task: bool = True) -> str:
     for number, change in enumerate(program.changes):
         code = change.code.replace("task.scale", f"task.{SETTINGS[program.settings][1]}")
         lines += ["", f"def change{number}(loop):", f"    task = loop.task\n    {code}", ""]
+    lines += _memories(program)
     if not task:
         pairs = ", ".join(f"({change.step}, change{i})" for i, change in enumerate(program.changes))
         return "\n".join([*lines, "", f"changes = [{pairs}]"]) + "\n"
@@ -51,7 +52,12 @@ def source(program: Program, task: bool = True) -> str:
 def _run(program: Program) -> list[str]:
     calls = "\n".join(line for i in range(len(program.calls)) for line in _call(program, i))
     calls = calls.replace("\n", "\n        ")
-    guard = callback = ""
+    guard = callback = early = late = ""
+    if program.memories:
+        early = "\n    watching += memories(process)"
+    if program.moved:
+        early = '\n    watching += memories(process) if process != "killed" else []'
+        late = '\n    watching += memories(process)[::-1] if process == "killed" else []'
     if program.callback is not None:
         options = "model=task.net0, optimizer=task.opt0"
         callback = f"\n    watching += [KerasCallbacks({CALLBACKS[program.callback]}, {options})]"
@@ -67,7 +73,7 @@ def killed(loop):
         return
     for _ in range(40):  # until what is being saved is on the disk
         newest = Checkpoints(loop.directory / "checkpoints").latest()
-        if newest is not None and newest.progress.step >= {_saved_before(program)}:
+        if newest is not None and newest.progress.step >= {program.saved}:
             break
         time.sleep(0.05)
     while not copies[0].exists():
@@ -87,13 +93,13 @@ class NoCurve(LearningCurve):
         pass
 
 
-def run(directory=None, **options):
+def run(directory=None, {'process="whole", ' if program.memories else ""}**options):
     {_beginning(program)}keras.utils.clear_session(free_memory=False)
     treadle.setup(seed={program.seed}, precision="{program.precision}")
     task = Program()
-    watching = [*hooks(), treadle.at("{program.killed} steps", killed)]{callback}
+    watching = [*hooks(), treadle.at("{program.killed} steps", killed)]{callback}{early}
     if directory is not None:
-        watching += [Checkpoint(every="{program.every} steps"), NoModel(), NoCurve()]{guard}
+        watching += [Checkpoint(every="{program.every} steps"), NoModel(), NoCurve()]{guard}{late}
     how = treadle.Options(**{_options(program)} | options)
     with treadle.Loop(task, directory, watching, how, console=False) as loop:
         {calls}
@@ -138,9 +144,26 @@ def _call(program: Program, number: int) -> list[str]:
     return [*alter, "try:", f"    {fit}", "except OSError:", f"    {fit}"]
 
 
-def _saved_before(program: Program) -> int:
-    """The newest step that is saved when hooks run after the step of the kill, if all went well."""
-    return (program.killed - 1) // program.every * program.every
+def _memories(program: Program) -> list[str]:
+    """Return the function that makes the hooks with a state.
+
+    Those of a process that is not killed act where the hooks of the two processes act that are
+    killed and resume.
+    """
+    if not program.memories:
+        return []
+    made: dict[str, list[str]] = {"whole": [], "killed": [], "resumed": []}
+    for place, memory in enumerate(program.memories):
+        # Each moves a weight of its own: the order of sums would change their rounding.
+        shown = f"{memory.identity!r}, {memory.network}, {place}, {memory.amount}, {memory.every}"
+        limits = {"always": "", "before": ", last=saved", "after": ", first=saved"}[memory.present]
+        made["whole"] += [f"Remember({shown}{limits})"]
+        made["killed"] += [f"Remember({shown})"] if memory.present != "after" else []
+        made["resumed"] += [f"Remember({shown})"] if memory.present != "before" else []
+    lines = ["", f"saved = {program.saved}  # the step that the killed process saved last", "", ""]
+    lines += ["def memories(process):", "    return {"]
+    lines += [f'        "{name}": lambda: [{", ".join(hooks)}],' for name, hooks in made.items()]
+    return [*lines, "    }[process]()"]
 
 
 def _options(program: Program) -> dict[str, Any]:

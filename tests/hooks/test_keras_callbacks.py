@@ -114,6 +114,19 @@ for name in METHODS:
     setattr(Seen, name, _recorder(name))
 
 
+def test_an_epoch_that_a_further_call_continues_begins_once() -> None:
+    begun: list[int] = []
+    callback = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, _: begun.append(epoch))
+    train = data.from_arrays(*TRAIN, batch_size=BATCH, shuffle=False)
+    task = treadle.Supervised(new_model(), *parts())
+    with treadle.Loop(task, hooks=[KerasCallbacks(callback)], console=False) as loop:
+        loop.fit(train, steps=2)
+        loop.fit(train, steps=1)
+        loop.fit(train, epochs=2)
+        loop.fit(train, epochs=1)
+    assert begun == [0, 1, 2]
+
+
 @pytest.mark.parametrize("stop", [None, (1, 2), (1, 5)])
 def test_methods_are_called_at_the_same_points_as_in_fit(stop: tuple[int, int] | None) -> None:
     theirs, ours = Seen(stop), Seen(stop)

@@ -202,8 +202,8 @@ def test_a_layer_with_lora_keeps_its_alpha():
 def test_an_adapted_lookup_keeps_its_vocabulary():
     lookup = layers.IntegerLookup()
     lookup.adapt(np.array([3, 5, 7]))
-    model = keras.Sequential([keras.Input((1,), dtype="int64"), lookup])
-    x = np.array([[5]])
+    model = keras.Sequential([keras.Input((1,), dtype="int32"), lookup])
+    x = np.array([[5]], "int32")
     expected = keras.ops.convert_to_numpy(model(x))
     np.testing.assert_array_equal(
         keras.ops.convert_to_numpy(treadle.frozen_copy(model)(x)), expected

@@ -296,3 +296,15 @@ def test_an_object_that_a_hook_replaces_by_a_number_when_it_starts_is_an_initial
     with values.starting(reverted=False):
         task.function = 7
     assert values.changes() == {}
+
+
+def test_a_layer_may_be_built_while_steps_run() -> None:
+    task = Plain()
+    task.layer = keras.layers.BatchNormalization()
+    values = PythonValues(task)
+    assert "layer/gamma" in values.values()  # None
+    task.layer.build((None, 3))
+    assert "layer/gamma" not in values.values() and not values.changes()
+    values.begin_call()
+    task.layer.gamma = None
+    assert values.changes()["layer/gamma"].now is not None

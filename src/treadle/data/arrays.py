@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
+from weakref import WeakSet
 
 import numpy as np
 
@@ -30,6 +31,8 @@ FINGERPRINT_BYTES: Final = 2**20
 
 CHANGING_BYTES: Final = 2**22
 """The most bytes of an array that changes for which it is saved in each checkpoint."""
+
+_changing: Final["WeakSet[ArraySource]"] = WeakSet()
 
 
 def from_arrays(
@@ -97,7 +100,19 @@ def from_arrays(
     else:  # what was given is locked also if it was converted, and is not read again
         lock = RenewedLock([*structures.flatten(given), *structures.flatten(structure)])
         structure = structures.mapped(writable_view, structure)
-    return ArraySource(structure, examples, batch_size, shuffle, drop_last, seed, changing, lock)
+    source = ArraySource(structure, examples, batch_size, shuffle, drop_last, seed, changing, lock)
+    if changing:
+        _changing.add(source)
+    return source
+
+
+def note_contents() -> None:
+    """Note what the arrays that change contain: a checkpoint restores none that is set later.
+
+    To be called where a resumed run begins an epoch, before the body of a `for` loop.
+    """
+    for source in _changing:
+        object.__setattr__(source, "noted", source.saved())
 
 
 def _common_length(arrays: list[tuple[structures.Path, Any]]) -> int:
@@ -132,6 +147,7 @@ class ArraySource(BaseSource):
         seed: The seed of the order, or None for the seed of the run.
         changing: Whether the values of the arrays change while the source is in use.
         lock: Keeps the arrays read-only unless they change, until the loop is closed.
+        noted: What `saved` returned before the script set values for the epoch; None otherwise.
         endless: Always False: every epoch ends.
         is_stored: Always True: reading a batch leaves no trace.
     """
@@ -144,6 +160,7 @@ class ArraySource(BaseSource):
     seed: int | None
     changing: bool = False
     lock: RenewedLock | None = field(default=None, repr=False)
+    noted: Mapping[str, Array] | None = field(default=None, repr=False, init=False)
 
     endless: bool = field(default=False, init=False)
     is_stored: bool = field(default=True, init=False)
@@ -212,6 +229,14 @@ class ArraySource(BaseSource):
             if values is not None:
                 leaf[...] = np.frombuffer(values.tobytes(), leaf.dtype).reshape(leaf.shape)
 
+    def _restore_for(self, saved: Mapping[str, Any], begins: bool) -> None:
+        """Restore the arrays for an epoch, unless the script has set values since it began."""
+        noted, now = self.noted or {}, self.saved() or {}
+        object.__setattr__(self, "noted", None)
+        is_set = any(not np.array_equal(noted[path], now[path]) for path in noted if path in now)
+        if not (begins and is_set):
+            self.restore(saved)
+
     @property
     def fingerprint(self) -> str | None:
         """A short hash of the shapes, dtypes, and a sample of evenly spaced rows.
@@ -265,7 +290,7 @@ class ArraySource(BaseSource):
         """
         refuse_beyond(request.start, self.length, request.epoch)
         if self.changing and request.position is not None:
-            self.restore(request.position)
+            self._restore_for(request.position, begins=request.start == 0)
         if self.lock is not None:
             if not self.intact:
                 self.lock.renew(lambda: self.fingerprint)

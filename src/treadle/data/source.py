@@ -219,11 +219,11 @@ class EndExpected:
 
     Args:
         what: What reads it, for the message.
-        length: Its number of batches if that is known.
+        length: The source's number of batches if that is known.
         usual: The number of batches of an epoch of training, if that is known.
 
     Attributes:
-        length: As above.
+        length: The source's number of batches if that is known.
     """
 
     def __init__(self, what: str, length: int | None, usual: int | None) -> None:

@@ -131,7 +131,9 @@ class KerasCallbacks(DetailedHook):
         model, optimizer = self._given
         self._model = model if model is not None else only_model(loop.task)
         kept, self._kept = self._kept, None
+        epoch = self._epoch if loop.progress.batch else -1  # begun by the call before
         self._begin()
+        self._epoch = epoch
         # Keras' TensorBoard callback reads the graph from `train_function`.
         self._lent = {"stop_training": False, "train_function": None}
         self._lent["history"] = self.history

@@ -32,12 +32,20 @@ from ..core.progress import Progress
 from ..core.signals import missing_handlers
 from ..core.tracebacks import add_note, noting
 from ..core.triggers import Span, When
+from ..data.arrays import note_contents
 from ..data.source import Source
 from ..steps.constants import Changed, changes_text
 from ..steps.results import merged
 from .accumulated import note_skipped_groups
 from .circumstances import lost_guarantee
-from .explanations import examples_note, explain, left_out_warning, new_form_note
+from .explanations import (
+    examples_note,
+    explain,
+    left_out_note,
+    left_out_warning,
+    new_form_note,
+    unsaved_warning,
+)
 from .run import Run
 
 # Who returns the values of a record, for messages.
@@ -59,6 +67,8 @@ class Engine:
         run, call = self._run, self._run.current
         while (call.epochs is None or run.progress.epoch < call.epochs) and not run.is_over():
             call.epoch_ended, call.has_opened = True, False
+            if run.resume.state is not None and not run.progress.batch:
+                note_contents()
             yield run.progress.epoch
             if call.epoch_ended or not run.is_over():  # or the body ended with `break`
                 self.end_epoch()
@@ -393,11 +403,7 @@ class Engine:
         if changed and run.services.checkpointer is not None:
             run.values.changes()  # at once, so that an earlier checkpoint stays the newest
             if unsaved := run.known_state.in_no_checkpoint(changed):
-                run.services.reporter.warn(
-                    f"the items of {', '.join(unsaved)} changed, which only functions reach, so "
-                    "that no checkpoint holds them: a resumed run begins with those of the "
-                    "script. Keep what changes as an attribute of the task"
-                )
+                run.services.reporter.warn(unsaved_warning(unsaved))
         # The step was already built for changes before the checkpoint, but they were not logged.
         before, run.resume.recompile = run.resume.recompile, {}
         joined = {p: [before.get(p, change)[0], change[1]] for p, change in changed.items()}
@@ -424,12 +430,8 @@ class Engine:
         if prepared is not None and prepared.effects.news:  # of a branch that is traced only now
             run.warn_of_effects()
         if prepared is not None and prepared.left_out:
-            names = ", ".join(prepared.left_out)
-            prepared.left_out = []
-            self._note(
-                f"{names} changed while steps ran, as what a callback changes does: compiled steps "
-                "keep what they were compiled with, and are not compiled again if it changes"
-            )
+            left_out, prepared.left_out = prepared.left_out, []
+            self._note(left_out_note(left_out))
 
 
 class _WindowSizes:

@@ -195,3 +195,20 @@ def _arrays(description: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any,
                 yield from _arrays(part, (*path, i))
         case _:
             pass
+
+
+def unsaved_warning(paths: Sequence[str]) -> str:
+    """Return a warning that values changed in containers that the task does not hold."""
+    return (
+        f"the items of {', '.join(paths)} changed, which only functions reach, so that no "
+        "checkpoint holds them: a resumed run begins with those of the script. Keep what changes "
+        "as an attribute of the task"
+    )
+
+
+def left_out_note(paths: Sequence[str]) -> str:
+    """Return a note that values changed while steps ran, so that compiled steps keep them."""
+    return (
+        f"{', '.join(paths)} changed while steps ran, as what a callback changes does: compiled "
+        "steps keep what they were compiled with, and are not compiled again if it changes"
+    )

@@ -3,6 +3,7 @@
 import dataclasses
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -153,6 +154,17 @@ def set_attribute(holder: Any, name: str, owner: Constant | None, value: Any) ->
         owner.write(dataclasses.replace(owner.read(), **{name: value}))
     else:
         setattr(holder, name, value)
+
+
+def attribute(holder: Any, name: str, owner: Constant | None) -> Constant:
+    """Return access to an attribute of an object, to which `owner` gives access, if anything."""
+    reads = partial(getattr, holder, name, None)
+    return Constant(reads, partial(set_attribute, holder, name, owner), holder, name)
+
+
+def item(whole: Constant, key: Any) -> Constant:
+    """Return access to an item of a container."""
+    return Constant(part_of(whole.read, key), partial(set_part, whole, key))
 
 
 Changed = Mapping[str, Sequence[str]]

@@ -10,7 +10,6 @@ from types import FunctionType, MethodType, NoneType
 from typing import Any
 
 import keras
-import numpy as np
 
 from ..backends.base import active
 from ..backends.types import Variable
@@ -20,11 +19,11 @@ from ..core.keras_lists import BOOKKEEPING, listed, own_variables
 from ..core.logs import LOSS_SCALE
 from ..core.user_code import attributes_of
 from ..errors import StateError
-from .constants import LARGE, Constant, is_array, part_of, set_attribute, set_part
+from .constants import Constant, attribute, is_array, item
 from .derived import excluded, is_derived
 from .loss_scale import LossScale
-from .own_values import PLAIN as SETTINGS
-from .own_values import Read, Searched, holds_settings, is_own, own_values, read_by_steps
+from .own_values import Read, Searched, is_own, own_values, read_by_steps
+from .settings import settings_in
 from .task import adapter
 
 _NO_ARRAYS = BOOKKEEPING | {"_parameters", "_buffers"}  # of a PyTorch module
@@ -62,7 +61,6 @@ _STATE = (
 _PARTS = (keras.Layer, keras.metrics.Metric, keras.random.SeedGenerator)
 _WITH_STATE = (*HOLDERS, *_STATE)
 MOST_SEARCHED = 10_000  # objects that one of a user's class may hold; this runs once per epoch
-MOST_SETTINGS = 1_000  # values that an object of a user's class may hold
 
 
 class Discovery:
@@ -115,7 +113,7 @@ class Discovery:
         narrow = any(layer.compute_dtype == "float16" for layer in found.layers)
         if narrow and not adapter(task).scales_losses:
             found.loss_scale = LossScale.of(task)
-            found._walk(found.loss_scale, LOSS_SCALE, _attribute(task, LOSS_SCALE, None))
+            found._walk(found.loss_scale, LOSS_SCALE, attribute(task, LOSS_SCALE, None))
         found._complete()
         # `keras.random` functions use this generator if no seed is given.
         generator = global_seed_generator()
@@ -171,6 +169,17 @@ class Discovery:
 
         self._add_settings(reads)
 
+    def _add_settings(self, reads: Callable[[frozenset[type]], Read]) -> None:
+        held = attributes_of(self._task)
+        found = settings_in(self._holders, held, self._seen, reads, self._is_state)
+        self.too_large = found.too_large
+        for path, constant in found.values.items():
+            self.constants.setdefault(path, constant)
+
+    def _is_state(self, thing: Any) -> bool:
+        """Return whether an object has state of its own, which is found elsewhere."""
+        return isinstance(thing, _WITH_STATE) or self._backend.native_children(thing) is not None
+
     @classmethod
     def read_by(cls, task: Any, function: Callable[..., Any]) -> dict[str, Constant]:
         """Find the Python values that a function may read: by name, or in what a task holds."""
@@ -181,83 +190,6 @@ class Discovery:
         own, found.constants = {type(task), *found._own_kinds} - called, {}
         found._add_settings(lambda kinds: read_by_steps([function], called, own | kinds))
         return found.constants | own_values([function], [])
-
-    def _add_settings(self, reads: Callable[[frozenset[type]], Read]) -> None:
-        """Add the values that steps may read in containers and objects which hold no state.
-
-        Args:
-            reads: A function that returns what steps may read, since that depends on the classes of
-                these objects, whose methods steps may call.
-        """
-        kinds: frozenset[type] = frozenset()
-        held_by_task = attributes_of(self._task)
-        while True:
-            read = reads(kinds)
-            found, held = dict[str, Constant](), set[type]()
-            self.too_large = []
-            own = {
-                path: x
-                for path, x in self._holders.items()
-                if _is_read(x, path, read, held_by_task)
-            }
-            # What no step reads by this name may be read by another one.
-            left = {id(x.read()) for path, x in self._holders.items() if path not in own}
-            seen = self._seen - left
-            for path, holder in {**own, **read.holders}.items():
-                self._settings_in(path, holder, read, found, held, seen)
-            if held <= kinds:
-                break
-            kinds |= held
-        for path, constant in found.items():
-            self.constants.setdefault(path, constant)
-
-    def _settings_in(
-        self,
-        path: str,
-        root: Constant,
-        read: Read,
-        found: dict[str, Constant],
-        kinds: set[type],
-        visited: set[int],
-    ) -> None:
-        """Find the plain values in a container or object, in an order that does not depend on them.
-
-        Args:
-            path: Its path.
-            root: Access to it.
-            read: What steps read.
-            found: The values, by path, to which those of this object are added.
-            kinds: The classes of the objects found, to which those in this object are added.
-            visited: The ids of objects whose values are found elsewhere.
-        """
-        seen, by_name, names = set[int](), root.used_by_name, read.attributes
-        waiting = [(path, root)]
-        for at, constant in waiting:
-            value = constant.read()
-            small = isinstance(value, np.ndarray) and value.nbytes <= LARGE
-            if isinstance(value, SETTINGS) or small:
-                found[at] = Constant(*constant[:4], by_name)
-                continue
-            known = id(value) in visited and (by_name or constant is not root)
-            if known or id(value) in seen or not holds_settings(value):
-                continue
-            if isinstance(value, _WITH_STATE) or self._backend.native_children(value) is not None:
-                continue
-            seen.add(id(value))
-            if isinstance(value, (list, tuple, dict)):
-                keys: Any = list(value) if isinstance(value, dict) else range(len(value))
-                parts = [(f"{at}/{key}", _part(constant, key)) for key in keys]
-            else:
-                kinds.add(type(value))
-                held = attributes_of(value)
-                chosen = [name for name in held if names is None or name in names]
-                parts = [(f"{at}/{name}", _attribute(value, name, constant)) for name in chosen]
-            if len(waiting) + len(parts) > MOST_SETTINGS:
-                self.too_large.append(at)
-                continue
-            if constant.holder is not None or constant is not root:
-                found[at] = Constant(*constant[:4], by_name)
-            waiting += parts
 
     def _walk_deferred(self) -> None:
         """Add what the attributes of deferred objects reach, and of those found by that."""
@@ -314,7 +246,7 @@ class Discovery:
             parts = parts if isinstance(value, (list, tuple, dict)) else (value,)
             if slots or not any(isinstance(part, keras.Variable) for part in parts):
                 own = any(_is_object(type(part)) for part in parts)
-                constant = _attribute(thing, name, None) if own else None
+                constant = attribute(thing, name, None) if own else None
                 self._walk(value, f"{path}/{name.lstrip('_')}", constant)
 
     def _walk(self, thing: Any, path: str, constant: Constant | None = None) -> None:
@@ -335,7 +267,7 @@ class Discovery:
                         # The key of an average refers to the variable that it follows.
                         of: Any = getattr(key, "deref", None)
                         name = key if of is None else path_in(self.paths, of())
-                        self._walk(part, f"{path}/{name}", constant and _part(constant, key))
+                        self._walk(part, f"{path}/{name}", constant and item(constant, key))
         elif isinstance(thing, keras.random.SeedGenerator):
             if self._first_visit(thing, path):
                 self._add(f"{path}/state", thing.state)
@@ -383,7 +315,7 @@ class Discovery:
                 self.built_by_steps.append(inner)
                 self._walk(value, inner)
                 continue
-            constant = _attribute(holder, name, owner)
+            constant = attribute(holder, name, owner)
             if isinstance(value, PLAIN):
                 self.constants[inner] = constant
             else:
@@ -426,7 +358,7 @@ class Discovery:
                 self._walk(value, f"{path}/{name}")
                 if isinstance(value, (list, tuple, dict)) and is_own(type(layer)):
                     stored = name if name in vars(layer) else f"_{name}"
-                    self._holders[f"{path}/{name}"] = _attribute(layer, stored, None)
+                    self._holders[f"{path}/{name}"] = attribute(layer, stored, None)
         for kind, i, part in listed(layer, _PARTS):  # those without an attribute
             self._walk(part, f"{path}/{kind.strip('_')}/{i}")
         for i, variable in enumerate(variables):  # unnamed variables have Keras' automatic names
@@ -446,7 +378,7 @@ class Discovery:
             if name.startswith("_") or name in ("name", "built") or name in left:
                 continue
             if isinstance(getattr(thing, name, ()), kinds):
-                self.constants.setdefault(f"{path}/{name}", _attribute(thing, name, None))
+                self.constants.setdefault(f"{path}/{name}", attribute(thing, name, None))
 
     def _add_array(self, path: str, thing: Any, name: str, value: Any) -> None:
         """Add an array, or a container of arrays, to the constants."""
@@ -454,7 +386,7 @@ class Discovery:
         parts = parts if isinstance(value, (list, tuple, dict)) else (value,)
         if name in _NO_ARRAYS or name.startswith("_self_") or not any(map(is_array, parts)):
             return
-        constant = self.arrays[f"{path}/{name}"] = _attribute(thing, name, None)
+        constant = self.arrays[f"{path}/{name}"] = attribute(thing, name, None)
         self._walk(value, f"{path}/{name}", constant)
 
     def _add_metric(self, path: str, metric: Any) -> None:
@@ -465,9 +397,9 @@ class Discovery:
         self._metric_paths.append(path)
         for variable in metric.variables:
             self._add(f"{path}/{variable.name}", variable)
-        for attribute, value in list(vars(metric).items()):
-            if attribute not in BOOKKEEPING and isinstance(value, keras.random.SeedGenerator):
-                self._walk(value, f"{path}/{attribute}")
+        for name, value in list(vars(metric).items()):
+            if name not in BOOKKEEPING and isinstance(value, keras.random.SeedGenerator):
+                self._walk(value, f"{path}/{name}")
         self._deferred.append((path, metric))
 
     def _add_optimizer(self, path: str, optimizer: Any) -> None:
@@ -570,30 +502,6 @@ def _name_of(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _attribute(holder: Any, name: str, owner: Constant | None) -> Constant:
-    reads, writes = (
-        partial(getattr, holder, name, None),
-        partial(set_attribute, holder, name, owner),
-    )
-    return Constant(reads, writes, holder, name)
-
-
-def _is_read(root: Constant, path: str, read: Read, held: Mapping[str, Any]) -> bool:
-    """Return whether steps may read a container or an object without state, by its attribute.
-
-    Args:
-        root: Access to it.
-        path: Its path.
-        read: What steps read.
-        held: What the task holds.
-    """
-    top = path.partition("/")[0]
-    first = held.get(top)
-    is_held = isinstance(first, (list, tuple, dict)) or first is root.read()
-    names = (top, root.name) if is_held else (root.name,)
-    return read.attributes is None or all(not x or x in read.attributes for x in names)
-
-
 @cache
 def _is_called_by_keras(kind: type) -> bool:
     """Return whether Keras may call any method of a class in a step."""
@@ -606,10 +514,6 @@ def _itself(thing: Any) -> Any:
 
 def _keep(value: Any) -> None:
     """Do not replace an object, only its parts."""
-
-
-def _part(whole: Constant, key: Any) -> Constant:
-    return Constant(part_of(whole.read, key), partial(set_part, whole, key))
 
 
 def _set_learning_rate(optimizer: Any, rate: Any) -> None:

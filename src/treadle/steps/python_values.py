@@ -193,6 +193,7 @@ class PythonValues:
     def __init__(self, task: Any) -> None:
         self._task = task
         self._used_by_name: set[str] = set()
+        self._of_unbuilt: set[str] = set()  # attributes of layers, which building may replace
         self._first: dict[str, Value] = {}
         with suppress(StateError):  # an invalid optimizer: building the step reports it
             self._first = self.values()
@@ -206,6 +207,8 @@ class PythonValues:
             value = Value.of(constant.read())
             if constant.used_by_name:
                 self._used_by_name.add(path)
+            if not getattr(constant.holder, "built", True):
+                self._of_unbuilt.add(path)
             if not constant.used_by_name or value.kind in SAVED:
                 found[path] = value
         return found
@@ -268,7 +271,10 @@ class PythonValues:
             change = Change(self._first.get(path), now.get(path))
             if path in self._used_by_name and None in (change.was, change.now):
                 continue  # an item of a container that the task does not hold, such as a cache
-            if change.now is None:
+            built = not change.now and path in self._of_unbuilt  # perhaps; None before
+            if built and change.was and change.was.is_none:
+                differs = False  # hooks, and an eval_step of its own, may build layers later
+            elif change.now is None:
                 differs = not is_within(path, found)  # else its owner was replaced
             else:
                 differs = not change.now.is_like(change.was)
