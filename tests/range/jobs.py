@@ -91,6 +91,7 @@ class Cell:
         failures: By job: why it fails.
         switched_off: What the runs say that this version lacks, and what is lost by that.
         tests: The closing lines of the conformance tests.
+        root: The checkout whose Treadle runs.
     """
 
     keras: Path | None
@@ -99,6 +100,7 @@ class Cell:
     failures: dict[str, str] = field(default_factory=dict)
     switched_off: dict[str, None] = field(default_factory=dict)
     tests: list[str] = field(default_factory=list)
+    root: Path = ROOT
 
     @property
     def environment(self) -> dict[str, str]:
@@ -106,7 +108,7 @@ class Cell:
         first = [str(self.keras)] if self.keras else []
         return {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([*first, str(ROOT / "src"), str(ROOT)]),
+            "PYTHONPATH": os.pathsep.join([*first, str(self.root / "src"), str(ROOT)]),
             "KERAS_BACKEND": self.backend,
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "OMP_NUM_THREADS": "1",  # tiny tensors: threads only wait for one another
@@ -169,7 +171,7 @@ def resume(cell: Cell) -> None:
     resumed = any(f"resuming after step {step}" in printed for step in (23, 46))
     _expect(resumed, f"it is not resumed:\n{_end(printed)}")
     for name in ("state.safetensors", "log.jsonl"):
-        contents = [_comparable(cell.folder / run / name) for run in ("digits", "killed")]
+        contents = [comparable(cell.folder / run / name) for run in ("digits", "killed")]
         _expect(contents[0] == contents[1], f"{name} differs from that of an uninterrupted run")
 
 
@@ -210,15 +212,20 @@ def char_lm(cell: Cell) -> None:
 
 
 def mnist_gan(cell: Cell) -> None:
-    # Noise of MNIST's shape: two networks learn, whatever the images show.
+    words = ("--steps", 6, "--data-dir", write_mnist(cell), "--directory", "mnist-gan", "--quiet")
+    cell.treadle("run", "mnist-gan", *words)
+    _expect_finite(cell, "mnist-gan", "g_loss", 6)
+
+
+def write_mnist(cell: Cell) -> Path:
+    """Write noise of MNIST's shape: networks learn, whatever the images show; return its folder."""
     images = np.random.default_rng(0).integers(0, 256, (640, 28, 28)).astype("uint8")
     labels = np.zeros(640, "int64")
     arrays = dict(x_train=images, y_train=labels, x_test=images[:64], y_test=labels[:64])
-    (cell.folder / "data").mkdir()
-    np.savez(cell.folder / "data" / "mnist.npz", **arrays)
-    words = ("--steps", 6, "--data-dir", "data", "--directory", "mnist-gan", "--quiet")
-    cell.treadle("run", "mnist-gan", *words)
-    _expect_finite(cell, "mnist-gan", "g_loss", 6)
+    folder = cell.folder / "data"
+    folder.mkdir()
+    np.savez(folder / "mnist.npz", **arrays)
+    return folder
 
 
 def compiled_model(cell: Cell) -> None:
@@ -263,7 +270,7 @@ def _epochs(cell: Cell, run: str) -> list[dict[str, Any]]:
     return [line for line in _log(cell.folder / run / "log.jsonl") if line.get("kind") == "epoch"]
 
 
-def _comparable(path: Path) -> Any:
+def comparable(path: Path) -> Any:
     """Return the content of a file of a run, without the times in a log."""
     if path.suffix != ".jsonl":
         return path.read_bytes()

@@ -304,7 +304,9 @@ def _imported(node: ast.AST) -> Iterator[tuple[str, str]]:
         for each in node.names:
             if each.name.partition(".")[0] == "keras":
                 yield (each.asname, each.name) if each.asname else ("keras", "keras")
-    elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "keras":
+    elif isinstance(node, ast.ImportFrom) and not node.level:  # not a module of the package
+        if (node.module or "").partition(".")[0] != "keras":
+            return
         for each in node.names:
             yield each.asname or each.name, f"{node.module}.{each.name}"
 

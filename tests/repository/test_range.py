@@ -174,6 +174,7 @@ def test_the_uses_in_a_source_text():
     text = """
         import keras
         from keras import layers, ops as o
+        from .keras import no_name_of_keras
 
         def f(x):
             o.add(x, x2=1)
