@@ -17,7 +17,7 @@ from executions import long_to_compile, once
 
 from tests.fuzz import byhand
 from tests.fuzz.checks import Difference, check, script
-from tests.fuzz.grammar import FEATURES
+from tests.fuzz.grammar import FEATURES, HAS
 from tests.fuzz.program import (
     Change,
     Control,
@@ -136,25 +136,9 @@ def test_batches_by_hand_come_from_the_right_source_and_epoch() -> None:
 def test_programs_have_every_feature_that_is_not_left_out() -> None:
     def found(without: str = "") -> set[str]:
         made = [program_of(seed, frozenset(FEATURES) - {without}) for seed in range(60)]
-        return {
-            kind
-            for program in made
-            for kind, has in {
-                "structures": program.structured,
-                "derived": any(network.adapted for network in program.networks),
-                "inner_optimizers": any("(SGD(" in x for x in program.optimizers),
-                "controls": any(form.controls for form in program.forms),
-                "float64": program.precision == "float64",
-                "outputs": program.outputs is not None,
-                "sources": program.second is not None,
-                "changing": program.changing,
-                "memories": bool(program.memories),
-                "retries": program.retried is not None,
-            }.items()
-            if has
-        }
+        return {kind for program in made for kind, has in HAS.items() if has(program)}
 
     every = found()
-    assert len(every) == 10
+    assert every == {*HAS}
     for kind in every:
         assert found(without=kind) == every - {kind}

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from .grammar import FEATURES
+from .grammar import FEATURES, HAS
 
 ROOT = Path(__file__).parents[2]
 PER_WORKER = {"tensorflow": 15, "jax": 40, "torch": 40}
@@ -37,6 +37,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the first; the next ones follow")
     parser.add_argument(
         "--without", nargs="*", default=[], choices=FEATURES, help="what no program is to use"
+    )
+    parser.add_argument(
+        "--with", dest="needed", choices=HAS, help="skip the seeds whose programs lack this"
     )
     parser.add_argument("--short", action="store_true", help="smaller programs, fewer checks")
     parser.add_argument("--no-shrink", action="store_true", help="report failures as they are")
@@ -61,10 +64,15 @@ def work(arguments: argparse.Namespace) -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     from .report import examined
+    from .search import program_of
 
     features = frozenset(FEATURES) - set(arguments.without)
     for number in range(arguments.seed, arguments.seed + arguments.programs):
         tell(begins=number)
+        needed, program = arguments.needed, program_of(number, features, arguments.short)
+        if needed is not None and not HAS[needed](program):
+            tell(seed=number, result="skipped")
+            continue
         tell(**examined(number, features, arguments.short, not arguments.no_shrink))
 
 
@@ -94,13 +102,14 @@ def lead(arguments: argparse.Namespace) -> int:
     print(f"{arguments.backend}: {done} programs in {seconds:.0f} s: {told or 'none'}")
     for plan, count in plans.most_common(6):
         print(f"  {count} {plan}")
-    return int(set(counts) - {"agree"} != set())
+    return int(set(counts) - {"agree", "skipped"} != set())
 
 
 def worker(arguments: argparse.Namespace, first: int, count: int) -> "subprocess.Popen[str]":
     own = [f"--programs={count}", f"--seed={first}", f"--backend={arguments.backend}", "--worker"]
     own += ["--no-shrink"] if arguments.no_shrink else []
     own += ["--short"] if arguments.short else []
+    own += ["--with", arguments.needed] if arguments.needed else []
     own += ["--without", *arguments.without] if arguments.without else []
     environment = os.environ | {"KERAS_BACKEND": arguments.backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
     errors = arguments.failures.with_suffix(".log").open("a")
@@ -138,9 +147,10 @@ def follow(
         counts[line["result"]] += 1
         plans.update([line["plan"]] if "plan" in line else [])
         done = sum(counts.values())
-        if line["result"] != "agree":
+        failed = line["result"] not in ("agree", "skipped")
+        if failed:
             told(arguments, line)
-        if line["result"] != "agree" or time.monotonic() > shown + 30:
+        if failed or time.monotonic() > shown + 30:
             shown = time.monotonic()
             seconds = time.monotonic() - started
             told_counts = ", ".join(f"{n} {kind}" for kind, n in sorted(counts.items()))

@@ -77,6 +77,20 @@ FEATURES = (
     "retries",  # a source that fails once, and is read again
 )
 
+# Of some features: whether a program has it.
+HAS: dict[str, Callable[[Program], bool]] = {
+    "structures": lambda program: program.structured,
+    "derived": lambda program: any(network.adapted for network in program.networks),
+    "inner_optimizers": lambda program: any("(SGD(" in x for x in program.optimizers),
+    "controls": lambda program: any(form.controls for form in program.forms),
+    "float64": lambda program: program.precision == "float64",
+    "outputs": lambda program: program.outputs is not None,
+    "sources": lambda program: program.second is not None,
+    "changing": lambda program: program.changing,
+    "memories": lambda program: bool(program.memories),
+    "retries": lambda program: program.retried is not None,
+}
+
 ACTIVATIONS = ("tanh", "softplus", "gelu", "sigmoid")
 
 OPTIMIZERS = (
