@@ -194,9 +194,32 @@ class Rises(treadle.Task):
         return [treadle.hooks.EarlyStopping("val_loss", patience=2)]
 
 
-def test_the_value_of_a_trial_is_that_of_the_weights_it_leaves():
+class RisesByKeras(Rises):
+    """The same, with the callback of Keras, which needs a model."""
+
+    def __init__(self, rate: float = 1.0) -> None:
+        super().__init__(rate)
+        self.model = keras.Sequential([keras.Input((1,)), Held(self.value)])
+
+    def hooks(self):
+        options = {"patience": 2, "restore_best_weights": True}
+        stopping = keras.callbacks.EarlyStopping("val_loss", **options)
+        return [treadle.hooks.KerasCallbacks(stopping, self.model, keras.optimizers.SGD())]
+
+
+class Held(keras.layers.Layer):
+    def __init__(self, value: keras.Variable) -> None:
+        super().__init__()
+        self.value = value
+
+    def call(self, x):
+        return self.value * x
+
+
+@pytest.mark.parametrize("kind", [Rises, RisesByKeras])
+def test_the_value_of_a_trial_is_that_of_the_weights_it_leaves(kind):
     spaces = {"rate": Choice(1.0, 2.0)}
-    found = treadle.tune(Rises, trials=1, search=spaces, epochs=5, directory="there", seed=0)
+    found = treadle.tune(kind, trials=1, search=spaces, epochs=5, directory="there", seed=0)
     rate = found.parameters["rate"]
     assert (found.value, found.best.step, found.best.reports) == (2 * rate, 2, 3)
     assert keras.ops.convert_to_numpy(Rises.made[-1].value) == found.value

@@ -23,6 +23,7 @@ from .callback_model import (
     unsaved_attributes,
 )
 from .nonfinite import NonFinite
+from .stopping import RESTORED
 
 BATCH_METHODS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 TEST_BATCH_METHODS = ("on_test_batch_begin", "on_test_batch_end")
@@ -217,9 +218,24 @@ class KerasCallbacks(DetailedHook):
         """Call `on_train_end`, unless training failed."""
         if self._model is not None and error is None:
             self._call(loop, "on_train_end", self._logs)
+            if not loop.unfinished:
+                self._note_restored(loop)
         for callback in self._callbacks:
             close_file(callback)
         self._model, self._lent = None, {}
+
+    def _note_restored(self, loop: LoopView) -> None:
+        """Log the step whose weights Keras' `EarlyStopping` has restored, as our own hook does."""
+        import keras
+
+        steps = {x.progress.epoch: x.progress.step for x in loop.history.records}  # the last wins
+        for callback in self._callbacks:
+            if not isinstance(callback, keras.callbacks.EarlyStopping):
+                continue
+            step = steps.get(callback.best_epoch - self._first_epoch)
+            if callback.restore_best_weights and callback.best_weights is not None and step:
+                best = f"the best {callback.monitor}: {callback.best:.6g}"
+                loop.log({"note": f"{RESTORED}{step}, {best}"})
 
     @property
     def history(self) -> Any:
