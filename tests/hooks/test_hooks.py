@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -12,6 +13,7 @@ import pytest
 from tests.hook_loop import Loop
 from treadle import hooks
 from treadle.core.hook import Hook
+from treadle.errors import ConfigurationError
 from treadle.run.services import services_of
 
 MODULES = (
@@ -42,6 +44,20 @@ def test_a_hook_replaces_the_default_one_that_it_is_derived_from(tmp_path):
     kinds = [type(hook) for hook in services_of(given, tmp_path, console=False).hooks._hooks]
     assert hooks.Checkpoint not in kinds and hooks.CSV not in kinds
     assert {hooks.JSONLines, hooks.FinalModel, Own, Other} <= {*kinds}
+
+
+def test_a_run_saves_and_guards_by_one_hook_of_a_kind(tmp_path):
+    class Own(hooks.Checkpoint):
+        pass
+
+    given = [hooks.Checkpoint("5 steps"), Own("1 epoch")]
+    message = "a run has one Checkpoint hook, but was given 2 (Checkpoint and Own): pass one with "
+    with pytest.raises(ConfigurationError, match=f"^{re.escape(message)}all that it is to keep$"):
+        services_of(given, tmp_path, console=False)
+    given = [hooks.NonFinite("skip"), hooks.NonFinite("stop")]
+    message = "a run has one NonFinite hook, but was given 2 (NonFinite and NonFinite): pass one "
+    with pytest.raises(ConfigurationError, match=f"^{re.escape(message)}with the action that you"):
+        services_of(given, None, console=False)
 
 
 def test_public_names_are_there():

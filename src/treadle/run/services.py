@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 
@@ -23,6 +23,8 @@ from .dispatch import HookDispatcher, is_own
 from .habits import check_methods
 from .prefetch import Feed
 from .reporter import Reporter
+
+_H = TypeVar("_H", bound=Hook)
 
 
 @dataclass(frozen=True)
@@ -227,16 +229,18 @@ def services_of(
         record: The hook that writes the run record. Its `start` is called first, its `end` last.
 
     Raises:
-        ConfigurationError: If an element of `given` is not a hook, or `NonFinite` is to roll back
-            in a run without a directory.
+        ConfigurationError: If an element of `given` is not a hook, if there are several
+            `Checkpoint` or `NonFinite`, or if `NonFinite` is to roll back in a run without a
+            directory.
     """
     group, (scheduled, own) = process_group(), _sorted(given)
     writes_files = group.rank == 0
     defaults = default_hooks.defaults(directory, quiet=not console)
     kept = [hook for hook in defaults if not any(_replaces(other, hook) for other in own)]
     hooks: list[Hook] = [*([record] if record is not None else []), *kept, *own]
-    savers = [hook for hook in hooks if isinstance(hook, default_hooks.Checkpoint)]
-    for saver in savers:
+    saver = _only(hooks, default_hooks.Checkpoint, "one with all that it is to keep")
+    guard = _only(hooks, default_hooks.NonFinite, "one with the action that you want")
+    if saver is not None:
         saver.open(directory)
     for hook in hooks:
         if isinstance(hook, default_hooks.Images) and record is not None:
@@ -246,12 +250,12 @@ def services_of(
         hooks=HookDispatcher(hooks, scheduled, writes_files),
         directory=directory,
         record=record,
-        checkpointer=savers[-1] if savers else None,
+        checkpointer=saver,
         reporter=Reporter(
             [hook for hook in hooks if isinstance(hook, default_hooks.Console) and writes_files],
             silent=not writes_files,
         ),
-        guards=[hook for hook in hooks if isinstance(hook, default_hooks.NonFinite)],
+        guards=[] if guard is None else [guard],
         callbacks=[hook for hook in hooks if isinstance(hook, default_hooks.KerasCallbacks)],
         log=(logs or [default_hooks.JSONLines()])[0].path_in(directory) if directory else None,
         feed=Feed(even=group.size > 1),
@@ -262,6 +266,22 @@ def services_of(
             "pass one to the loop, as treadle.Loop(task, 'runs/1')"
         )
     return services
+
+
+def _only(hooks: Sequence[Hook], kind: type[_H], advice: str) -> _H | None:
+    """Return the hook of a class, or None.
+
+    Raises:
+        ConfigurationError: If there are several.
+    """
+    found = [hook for hook in hooks if isinstance(hook, kind)]
+    if len(found) > 1:
+        names = " and ".join(type(hook).__name__ for hook in found)
+        raise ConfigurationError(
+            f"a run has one {kind.__name__} hook, but was given {len(found)} ({names}): pass "
+            f"{advice}"
+        )
+    return found[0] if found else None
 
 
 def _sorted(given: Sequence[Any]) -> tuple[list[Scheduled], list[Hook]]:
