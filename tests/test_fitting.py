@@ -1,5 +1,6 @@
 """`treadle.fit`, `evaluate` and `predict`: their arguments, errors, and what they leave behind."""
 
+import re
 from typing import Any
 
 import keras
@@ -303,6 +304,29 @@ def test_a_finished_run_returns_its_history(tmp_path: Any) -> None:
     assert again.history == first.history and again.epoch == first.epoch
     assert len(again.history["learning_rate"]) == 2  # which a callback has added
     assert again.loop.reason == "it was finished before"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rate": 0.25}, "compiled.optimizer.learning_rate was 0.5, now 0.25"),
+        ({"loss": "mae"}, "compiled.loss was 'mse', now 'mae'"),
+    ],
+)
+def test_a_model_compiled_otherwise_is_another_run(
+    change: Any, message: str, tmp_path: Any
+) -> None:
+    def fitted(rate: float = 0.5, loss: str = "mse") -> Any:
+        model = compiled(optimizer=keras.optimizers.SGD(rate), loss=loss)
+        halved = keras.callbacks.LearningRateScheduler(lambda _, rate: 0.5 * rate)
+        fit(model, directory=tmp_path, callbacks=[halved])
+        return model
+
+    trained = fitted()
+    assert float(trained.optimizer.learning_rate) == 0.25
+    fit(trained, directory=tmp_path)  # it is finished
+    with pytest.raises(DirectoryError, match=re.escape(message)):
+        fitted(**change)
 
 
 def test_a_finished_run_that_a_callback_stopped_says_so_again(tmp_path: Any) -> None:

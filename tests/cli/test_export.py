@@ -58,7 +58,7 @@ def test_what_cannot_be_exported_is_said_first():
     run_tiny("--quiet", "--directory", "here")
     cases = {
         "format='onix': there is no such format. Did you mean 'onnx'?": ["--format", "onix"],
-        "does not name a format: give one of keras, savedmodel": [],
+        "an export needs a format: write format='keras' (--format), or another of keras, sav": [],
         "the format litert cannot be written on the backend torch: Keras writes LiteRT on": [
             *("--format", "litert")
         ],

@@ -488,7 +488,9 @@ def test_arguments_are_checked_before_anything_is_computed(tmp_path):
         return treadle.export(None, tmp_path / path, *arguments, **more)
 
     cases = {
-        "does not name a format: give one of keras, savedmodel, onnx": lambda: export("a.bin"),
+        r"a\.bin names no format: write format='keras' \(--format\), or an": lambda: export(
+            "a.bin"
+        ),
         "format='onx': there is no such format. Did you mean": lambda: export("a.onnx", "onx"),
         r"ends with \.onnx, but a file in the format keras ends with": lambda: export(
             "a.onnx", "keras"

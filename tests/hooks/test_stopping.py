@@ -109,7 +109,7 @@ def test_the_direction_must_be_known():
         hooks.EarlyStopping("reward")
     assert str(caught.value) == (
         "cannot infer from the name 'reward' whether smaller or larger is better: pass "
-        "direction='min' or direction='max'"
+        "direction='min' or direction='max', or correct the name"
     )
     with pytest.raises(ConfigurationError) as caught:
         hooks.EarlyStopping(direction="maximum")

@@ -77,6 +77,8 @@ EVERY = treadle.every("1 step", lambda loop: None)
         (lambda: loop(hooks=treadle.hooks.NonFinite()), r"not one NonFinite: write hooks=\[…\]"),
         (lambda: loop(hooks=print), r"hooks must be a list, not a builtin_function"),
         (lambda: loop(hooks=[print]), r"is not a hook: schedule a function"),
+        (lambda: loop(hooks=[[EVERY]]), r"has a list in it: write its hooks one by one, and Keras"),
+        (lambda: treadle.every(print, "1 s"), r"begins with its time or count, as treadle.every\("),
         (
             lambda: loop(hooks=[keras.callbacks.EarlyStopping()]),
             r"^EarlyStopping is a Keras callback, not a hook: write hooks=\[treadle\.hooks\."

@@ -116,8 +116,8 @@ def test_a_finished_run_is_reported_and_has_its_final_state(tmp_path: Path, caps
     first = run(tmp_path, validation=source())
     capsys.readouterr()
     again = run(tmp_path, console=True, validation=source())
-    expected = f"the run in {tmp_path} is already finished; nothing was done\n"
-    assert capsys.readouterr().out == expected
+    expected = f"the run in {tmp_path} is already finished; nothing was done: fresh=True trains "
+    assert capsys.readouterr().out == f"{expected}again, another directory keeps both\n"
     assert again.progress == first.progress and again.progress.step == 6
     assert repr(again.history) == repr(first.history)
     assert "loss, m" not in repr(first.history) and "errors/a/0" in first.history.names()

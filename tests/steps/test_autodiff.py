@@ -63,6 +63,26 @@ def test_unreached_is_one_of_two(unreached: Any) -> None:
     assert str(caught.value) == f"unreached must be 'error' or 'zeros', not {unreached!r}"
 
 
+def test_the_loss_is_computed_by_a_function() -> None:
+    a, sgd = weight(), keras.optimizers.SGD(0.1)
+    message = (
+        "the objective must be a function that computes the loss, not a .*: write lambda: self"
+    )
+    for call in (
+        lambda: treadle.gradients(a * a, [a]),
+        lambda: treadle.minimize(ops.square(a), [a], sgd),
+    ):
+        with pytest.raises(GradientError, match=message):
+            call()
+    expected = (
+        "minimize got an optimizer in the place of the variables: write "
+        "treadle.minimize(objective, self.model, self.optimizer)"
+    )
+    with pytest.raises(GradientError) as caught:
+        treadle.minimize(lambda: a * a, sgd, [a])
+    assert str(caught.value) == expected
+
+
 @pytest.mark.parametrize(
     ("variables", "whose"),
     [([], ""), (keras.layers.Dense(1), ""), ({"a": []}, " for 'a'")],

@@ -57,7 +57,8 @@ class Lightning(treadle.Task):
         (
             lambda task: task.datasets(),
             "Empty has no datasets: write `def datasets(self)` returning "
-            "treadle.Datasets(train=…, validation=…)",
+            "treadle.Datasets(train=…, validation=…), or call loop.fit(train) or "
+            "treadle.doctor.inspect(task, train) in your script",
         ),
     ],
 )
@@ -65,6 +66,18 @@ def test_missing_methods_are_reported(call: Any, message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         call(Empty())
     assert str(caught.value) == message
+
+
+def test_what_functions_use_has_a_name() -> None:
+    expected = (
+        "treadle.task takes functions, and what they use by name: write "
+        "treadle.task(train_step, eval_step, model=model, optimizer=optimizer)"
+    )
+    model = keras.layers.Dense(1)
+    for unnamed in ((print, print, model), (print, [model])):
+        with pytest.raises(ConfigurationError) as caught:
+            treadle.task(*unnamed)
+        assert str(caught.value) == expected
 
 
 def test_steps_with_the_names_of_other_libraries_are_found() -> None:

@@ -83,7 +83,8 @@ def identity(task: Any) -> dict[str, Any]:
     """Return the values that identify the runs of a task.
 
     These are its class, its settings (constructor arguments, and attributes that are numbers, flags
-    or strings), the backend, the seed, the precision, and whether algorithms are deterministic.
+    or strings), the backend, the seed, the precision, whether algorithms are deterministic, and
+    what a compiled model was compiled with.
 
     Example:
         >>> import keras, treadle
@@ -97,6 +98,7 @@ def identity(task: Any) -> dict[str, Any]:
     attributes = {} if hasattr(task, "get_config") else attributes_of(task)
     plain = {k: described(v) for k, v in attributes.items() if isinstance(v, PLAIN[:4])}
     made: MadeWith = getattr(task, "_made_with", MadeWith({}))
+    compiled = getattr(task, "compiled_with", None)
     return {
         "task": type(task).__qualname__,
         "settings": {**plain, **made.settings},
@@ -105,6 +107,7 @@ def identity(task: Any) -> dict[str, Any]:
         "precision": precision_name(),
         # Only where it is on: runs that were recorded without it continue.
         **({"deterministic": True} if is_deterministic() else {}),
+        **({} if compiled is None else {"compiled": compiled}),
     }
 
 

@@ -40,6 +40,10 @@ class Span:
         """
         if isinstance(text, Span):
             return text
+        if callable(text):
+            raise ConfigurationError(
+                "a trigger begins with its time or count, as treadle.every('200 steps', function)"
+            )
         match = re.fullmatch(r"\s*(\d[\d_]*(?:\.\d*)?|\.\d+)\s*([a-zA-Z]+)\s*", str(text))
         if match is None:
             number = str(text) if str(text).isdecimal() else "200"

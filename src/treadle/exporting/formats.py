@@ -143,8 +143,10 @@ def chosen_format(name: str | None, path: Path | None) -> Format:
         suffix = path.suffix if path is not None else ""
         name = next((f.name for f in FORMATS.values() if f.suffix and f.suffix == suffix), None)
         if name is None:
+            what = "an export needs a format" if path is None else f"{path} names no format"
             raise ConfigurationError(
-                f"the path {path} does not name a format: give one of {', '.join(FORMATS)}"
+                f"{what}: write format={next(iter(FORMATS))!r} (--format), or another of "
+                f"{', '.join(FORMATS)}"
             )
     form = FORMATS.get(name)
     if form is None:

@@ -200,5 +200,5 @@ def direction_of(monitor: str, direction: str | None) -> Literal["min", "max"]:
         return "max"
     raise ConfigurationError(
         f"cannot infer from the name {monitor!r} whether smaller or larger is better: pass "
-        "direction='min' or direction='max'"
+        "direction='min' or direction='max', or correct the name"
     )

@@ -101,11 +101,11 @@ class RunRecord(Hook):
         self._calls: list[dict[str, Any]] = list(self.facts.get("calls", []))
         self._calls_made = 0  # calls of this process, also those that an earlier one completed
         if self.facts:
-            self._compare(
-                f"{path} holds a run of another configuration",
-                _identifying(self.facts["configuration"]),
-                _identifying(wanted),
-            )
+            recorded = _identifying(self.facts["configuration"])
+            now = _identifying(wanted)
+            if "compiled" not in recorded:  # it comes from a version that did not record it
+                now.pop("compiled", None)
+            self._compare(f"{path} holds a run of another configuration", recorded, now)
         self.changed = changed_code(self.facts.get("code", {}), code)
         start = {"format": FORMAT, "id": new_id, "code": code}
         self.facts = {**start, **self.facts, "configuration": wanted}

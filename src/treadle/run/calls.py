@@ -77,7 +77,10 @@ class Calls:
                     f"the finished run was not restored completely: {lost} during the run"
                 )
             run.current.reason = "it was finished before"
-            reporter.print(f"the run in {record.path} is already finished; nothing was done")
+            reporter.print(
+                f"the run in {record.path} is already finished; nothing was done: fresh=True "
+                "trains again, another directory keeps both"
+            )
             reporter.warn(record.changed)
         return True
 

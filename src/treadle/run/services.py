@@ -296,6 +296,11 @@ def _sorted(given: Sequence[Any]) -> tuple[list[Scheduled], list[Hook]]:
                 f"{type(hook).__name__} is a Keras callback, not a hook: write "
                 "hooks=[treadle.hooks.KerasCallbacks([…])] around it"
             )
+        if isinstance(hook, (list, tuple)):
+            raise ConfigurationError(
+                f"hooks={given!r:.120} has a list in it: write its hooks one by one, and Keras "
+                "callbacks as treadle.hooks.KerasCallbacks([…])"
+            )
         if isinstance(hook, type):
             name = hook.__name__
             raise ConfigurationError(f"{name} is a class, not a hook: write hooks=[{name}(…)]")

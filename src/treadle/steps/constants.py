@@ -36,6 +36,10 @@ class Constant(NamedTuple):
     name: str = ""
     used_by_name: bool = False
 
+    def reached(self, by_name: bool) -> "Constant":
+        """Return the same access, to a value that is used by name or not."""
+        return Constant(*self[:4], by_name)
+
 
 class This:
     """Fingerprint of an object, compared by identity.

@@ -47,8 +47,9 @@ def gradients(
         dtypes, as a list in the order of `variables`, or a dict of such lists.
 
     Raises:
-        GradientError: There are no variables; the loss is not a scalar or not of a float dtype; the
-            names of losses and variables differ; or the loss does not depend on a variable.
+        GradientError: The objective is no function; there are no variables; the loss is not a
+            scalar or not of a float dtype; the names of losses and variables differ; or the loss
+            does not depend on a variable.
 
     Example:
         >>> import keras, treadle
@@ -59,6 +60,11 @@ def gradients(
     """
     if unreached not in ("error", "zeros"):
         raise GradientError(f"unreached must be 'error' or 'zeros', not {unreached!r}")
+    if not callable(objective):  # pyright: ignore[reportUnnecessaryComparison]
+        raise GradientError(
+            f"the objective must be a function that computes the loss, not a "
+            f"{type(objective).__name__}: write lambda: self.loss(y, self.model(x)) in its place"
+        )
     objective = inside(objective)
     several = isinstance(variables, Mapping)
     parts: Mapping[str, Variables] = variables if several else {ONLY: variables}
@@ -213,6 +219,11 @@ def minimize(objective: Callable[[], Any], of: Any, optimizer: Any) -> Any:
         for name, part in of.items():
             optimizer[name].apply(grads[name], listed(part))
         return result
+    if isinstance(of, keras.optimizers.Optimizer):
+        raise GradientError(
+            "minimize got an optimizer in the place of the variables: write "
+            "treadle.minimize(objective, self.model, self.optimizer)"
+        )
     # The list is read again after the objective ran: it may have built the model.
     result, grads = gradients(objective, of)
     variables = listed(of)

@@ -4,13 +4,16 @@ from collections.abc import Generator, Iterable, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import keras
 from keras import ops
 
 from ..backends.base import active
+from ..core.identity import described
 from ..core.keras_lists import layers_in
 from ..core.options import Options
+from ..core.user_code import attributes_of
 from ..errors import ConfigurationError
 from .probes import shadowed
 from .task import Batch, Returned, Task
@@ -21,6 +24,9 @@ _CALLERS: Final = {
     "make_test_function": "test_step",
     "make_predict_function": "predict_step",
 }
+
+# As they were when Treadle first saw them: training changes learning rates.
+_made_as: Final[WeakKeyDictionary[Any, Any]] = WeakKeyDictionary()
 
 
 class ModelMetrics:
@@ -132,6 +138,17 @@ class KerasTask(Task):
                     f"calls {step} itself: move what it does to {step}, or use model.fit"
                 )
         self.model = model
+        if self.needs_compile:
+            for optimizer in _optimizers(model).values():
+                _made_as.setdefault(optimizer, described(optimizer))
+
+    @property
+    def compiled_with(self) -> dict[str, Any] | None:
+        """The loss and the optimizers of the model, as they were before training."""
+        if not self.needs_compile:
+            return None
+        made = {name: _made_as.get(x) for name, x in _optimizers(self.model).items()}
+        return {"loss": described(getattr(self.model, "loss", None)), **made}
 
     def metrics_of_epoch(self) -> ModelMetrics:
         """Return all metrics of the model."""
@@ -182,6 +199,12 @@ class KerasTask(Task):
             "losses": None if loss is None else list(loss.metrics),
         }
         return {name: part for name, part in parts.items() if part is not None}
+
+
+def _optimizers(model: Any) -> dict[str, Any]:
+    """Return the optimizers that a model holds, by the name of the attribute."""
+    kinds: Any = keras.optimizers.Optimizer
+    return {name: x for name, x in attributes_of(model).items() if isinstance(x, kinds)}
 
 
 def flat(logs: Any) -> dict[str, Any]:

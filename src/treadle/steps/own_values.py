@@ -242,7 +242,7 @@ class _Search:
         if issubclass(type(value), PLAIN):
             found = self.found
         elif holds_settings(value):
-            found, constant = self.holders, constant._replace(used_by_name=True)
+            found, constant = self.holders, constant.reached(True)
         else:
             return
         unique, number = path, 1

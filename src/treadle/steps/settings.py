@@ -86,7 +86,7 @@ def _search(
         value = constant.read()
         small = isinstance(value, np.ndarray) and value.nbytes <= LARGE
         if isinstance(value, PLAIN) or small:
-            found.values[at] = constant._replace(used_by_name=by_name)
+            found.values[at] = constant.reached(by_name)
             continue
         known = id(value) in visited and (by_name or constant is not root)
         if known or id(value) in seen or not holds_settings(value) or is_state(value):
@@ -104,7 +104,7 @@ def _search(
             found.too_large.append(at)
             continue
         if constant.holder is not None or constant is not root:
-            found.values[at] = constant._replace(used_by_name=by_name)
+            found.values[at] = constant.reached(by_name)
         waiting += parts
 
 

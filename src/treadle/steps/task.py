@@ -76,7 +76,8 @@ class Task:
         """Return the data sets of the task. Used by the command line."""
         raise ConfigurationError(
             f"{type(self).__name__} has no datasets: write `def datasets(self)` returning "
-            "treadle.Datasets(train=…, validation=…)"
+            "treadle.Datasets(train=…, validation=…), or call loop.fit(train) or "
+            "treadle.doctor.inspect(task, train) in your script"
         )
 
     def hooks(self) -> list[Any]:
@@ -182,7 +183,10 @@ class FunctionTask(Task):
 
 
 def task(
-    train_step: Callable[..., Any], eval_step: Callable[..., Any] | None = None, **state: Any
+    train_step: Callable[..., Any],
+    eval_step: Callable[..., Any] | None = None,
+    *unnamed: Any,
+    **state: Any,
 ) -> Task:
     """Make a task from plain functions.
 
@@ -192,11 +196,15 @@ def task(
             batch, several its parts. A `@tf.function` becomes a part of the compiled step; on
             another backend, it is the Python function.
         eval_step: The same for evaluation.
+        unnamed: Must be empty: objects are passed by name.
         state: All objects that hold variables: models, optimizers, metrics, including those that
             the functions use as globals.
 
     Returns:
         A task with the `state` arguments as its attributes.
+
+    Raises:
+        ConfigurationError: An object has no name, or a function does not take a batch.
 
     Example:
         >>> import keras, treadle
@@ -207,6 +215,11 @@ def task(
         ...     return treadle.minimize(objective, [slope], optimizer)
         >>> line = treadle.task(train_step, slope=slope, optimizer=optimizer)
     """
+    if unnamed or not (eval_step is None or callable(eval_step)):
+        raise ConfigurationError(
+            "treadle.task takes functions, and what they use by name: write "
+            "treadle.task(train_step, eval_step, model=model, optimizer=optimizer)"
+        )
     return FunctionTask(train_step, eval_step, state)
 
 
