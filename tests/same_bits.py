@@ -31,7 +31,7 @@ RECIPES: dict[str, Mapping[str, Any]] = {
     "mnist-gan": {},
 }
 MOST = 5  # differences of a recipe that are shown
-# The loop is told what to do besides what the recipe's hooks do, which changes no result.
+# The loop gets two more hooks, which change no result.
 KILLED = """
 import inspect, os, signal, treadle
 from treadle.cli import main

@@ -58,13 +58,7 @@ def gradients(
         >>> float(slope)
         6.0
     """
-    if unreached not in ("error", "zeros"):
-        raise GradientError(f"unreached must be 'error' or 'zeros', not {unreached!r}")
-    if not callable(objective):  # pyright: ignore[reportUnnecessaryComparison]
-        raise GradientError(
-            f"the objective must be a function that computes the loss, not a "
-            f"{type(objective).__name__}: write lambda: self.loss(y, self.model(x)) in its place"
-        )
+    _check_arguments(objective, unreached)
     objective = inside(objective)
     several = isinstance(variables, Mapping)
     parts: Mapping[str, Variables] = variables if several else {ONLY: variables}
@@ -87,6 +81,16 @@ def gradients(
     if isinstance(probe, Probe):
         _show(probe, named, _losses(result, names), grads)
     return result, grads if several else grads[ONLY]
+
+
+def _check_arguments(objective: Any, unreached: str) -> None:
+    if unreached not in ("error", "zeros"):
+        raise GradientError(f"unreached must be 'error' or 'zeros', not {unreached!r}")
+    if not callable(objective):
+        raise GradientError(
+            f"the objective must be a function that computes the loss, not a "
+            f"{type(objective).__name__}: write lambda: self.loss(y, self.model(x)) in its place"
+        )
 
 
 def _show(
