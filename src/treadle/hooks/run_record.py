@@ -103,8 +103,9 @@ class RunRecord(Hook):
         if self.facts:
             recorded = _identifying(self.facts["configuration"])
             now = _identifying(wanted)
-            if "compiled" not in recorded:  # it comes from a version that did not record it
-                now.pop("compiled", None)
+            # Other versions of Keras and Treadle describe more or less of an optimizer.
+            a, b = (x.pop("compiled", {}) for x in (recorded, now))
+            recorded["compiled"], now["compiled"] = _in_both(a, b), _in_both(b, a)
             self._compare(f"{path} holds a run of another configuration", recorded, now)
         self.changed = changed_code(self.facts.get("code", {}), code)
         start = {"format": FORMAT, "id": new_id, "code": code}
@@ -455,6 +456,13 @@ class RunRecord(Hook):
 def _identifying(configuration: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration without the number of devices, on any of which a run may resume."""
     return {name: value for name, value in configuration.items() if name != "devices"}
+
+
+def _in_both(found: Any, other: Any) -> Any:
+    """Return the part of a description that another description has too, under the same names."""
+    if not isinstance(found, dict) or not isinstance(other, dict):
+        return found
+    return {name: _in_both(part, other[name]) for name, part in found.items() if name in other}
 
 
 def _opened(path: Path) -> Folder:

@@ -147,7 +147,8 @@ class KerasTask(Task):
         """The loss and the optimizers of the model, as they were before training."""
         if not self.needs_compile:
             return None
-        made = {name: _made_as.get(x) for name, x in _optimizers(self.model).items()}
+        held = _optimizers(self.model).items()
+        made = {name: _made_as[x] if x in _made_as else described(x) for name, x in held}
         return {"loss": described(getattr(self.model, "loss", None)), **made}
 
     def metrics_of_epoch(self) -> ModelMetrics:
