@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 
 import treadle
 from treadle import cli, fitting
+from treadle.core.directory import encode_record
+from treadle.core.identity import identity
 from treadle.errors import ConfigurationError, DataError, DirectoryError
 
 rng = np.random.default_rng(0)
@@ -328,10 +330,33 @@ def test_a_model_compiled_otherwise_is_another_run(
     file = tmp_path / "run.json"
     record = json.loads(file.read_text())
     assert record["configuration"]["compiled"]["optimizer"].pop("nesterov") is False
-    file.write_text(json.dumps(record))  # as a version of Keras without this argument has it
+    file.write_bytes(encode_record(record))  # as a version of Keras without this argument has it
+    restored = keras.models.clone_model(trained)
+    restored.compile(keras.optimizers.SGD(0.125), "mse", metrics=["mae"])
+    restored.optimizer.iterations.assign(10)  # as of a model that was loaded
+    fit(restored, directory=tmp_path)
     fit(trained, directory=tmp_path)  # it is finished
     with pytest.raises(DirectoryError, match=re.escape(message)):
         fitted(**change)
+    del record["configuration"]["compiled"]
+    file.write_bytes(encode_record(record))  # as Treadle wrote it before
+    fitted(**change)
+
+
+def test_what_describes_an_optimizer(tmp_path: Any) -> None:
+    class Equal(keras.optimizers.SGD):
+        def __eq__(self, other: object) -> bool:
+            return self is other
+
+    def settings(optimizer: Any) -> Any:
+        return identity(treadle.KerasTask(compiled(optimizer=optimizer)))["compiled"]["optimizer"]
+
+    assert settings(Equal(0.1))["learning_rate"] == 0.1  # it has no hash
+    assert settings(keras.optimizers.SGD(lambda: 0.1))["learning_rate"] == "lambda"
+    model = compiled()
+    task = treadle.KerasTask(model)
+    model.compile(keras.optimizers.Adam(0.3), "mse")
+    assert identity(task)["compiled"]["optimizer"]["learning_rate"] == 0.3
 
 
 def test_a_finished_run_that_a_callback_stopped_says_so_again(tmp_path: Any) -> None:

@@ -13,7 +13,7 @@ from .core.habits import explains
 from .core.hook import Hook, LoopView
 from .core.options import Options, global_random_seed, run_seed
 from .core.triggers import AtEpochs, Scheduled, Span, When
-from .data.fit_arguments import FitData
+from .data.fit_arguments import FitData, writeable_again
 from .data.order import hashed
 from .errors import ConfigurationError, whole_number
 from .hooks.keras_callbacks import KerasCallbacks, ordered
@@ -115,48 +115,49 @@ def fit(
         validating = FitData.of(validation_data)
     elif validation_split:
         training, validating = training.split(validation_split)
-    # A run with a directory has the orders of its own seed, however often it is started.
-    before = _epochs_of.get(model, 0) if directory is None else 0
-    seed = hashed(run_seed(), before) % _SEEDS if before else None
-    train = training.source(
-        batch_size, shuffle, seed, class_weight, steps_per_epoch, continues=True
-    )
-    validation = None
-    if validating is not None:
-        size = validation_batch_size or batch_size
-        validation = validating.source(size, steps=validation_steps)
-    given = KerasCallbacks(
-        callbacks,
-        model,
-        model.optimizer,
-        first_epoch=initial_epoch,
-        verbose=_verbosity(verbose),
-    )
-    if directory is None:
-        _epochs_of[model] = before + max(0, epochs - initial_epoch)
-    loop = Loop(
-        task,
-        directory,
-        [Notes(model, shuffle and training.can_shuffle), given, *hooks],
-        options,
-        fresh=fresh,
-        override=override,
-        console=bool(_verbosity(verbose)),
-    )
-    history = given.history
-    with loop:
-        if epochs > initial_epoch:
-            loop.fit(
-                train,
-                validation,
-                epochs=epochs - initial_epoch,
-                validate_every=_when(validation_freq, initial_epoch),
-            )
-    if not hasattr(history, "epoch"):  # the run was finished before
-        _restore_finished(given, loop, initial_epoch)
-    history.set_model(model)
-    history.loop = loop
-    model.history, model.stop_training = history, given.stopped
+    with writeable_again(x, y, sample_weight, validation_data):
+        # A run with a directory has the orders of its own seed, however often it is started.
+        before = _epochs_of.get(model, 0) if directory is None else 0
+        seed = hashed(run_seed(), before) % _SEEDS if before else None
+        train = training.source(
+            batch_size, shuffle, seed, class_weight, steps_per_epoch, continues=True
+        )
+        validation = None
+        if validating is not None:
+            size = validation_batch_size or batch_size
+            validation = validating.source(size, steps=validation_steps)
+        given = KerasCallbacks(
+            callbacks,
+            model,
+            model.optimizer,
+            first_epoch=initial_epoch,
+            verbose=_verbosity(verbose),
+        )
+        if directory is None:
+            _epochs_of[model] = before + max(0, epochs - initial_epoch)
+        loop = Loop(
+            task,
+            directory,
+            [Notes(model, shuffle and training.can_shuffle), given, *hooks],
+            options,
+            fresh=fresh,
+            override=override,
+            console=bool(_verbosity(verbose)),
+        )
+        history = given.history
+        with loop:
+            if epochs > initial_epoch:
+                loop.fit(
+                    train,
+                    validation,
+                    epochs=epochs - initial_epoch,
+                    validate_every=_when(validation_freq, initial_epoch),
+                )
+        if not hasattr(history, "epoch"):  # the run was finished before
+            _restore_finished(given, loop, initial_epoch)
+        history.set_model(model)
+        history.loop = loop
+        model.history, model.stop_training = history, given.stopped
     return history
 
 
@@ -201,11 +202,11 @@ def evaluate(
     task = KerasTask(model)
     _check_count("steps", steps)
     notified = keras.callbacks.CallbackList(callbacks, model=model, verbose=0, epochs=1)
-    source = FitData(x, y, sample_weight).source(batch_size, steps=steps)
-    notified.on_test_begin()
-    with Loop(task, options=options, console=False) as loop:
-        results = loop.evaluate(source)
-    notified.on_test_end(dict(sorted(results.items())))
+    with writeable_again(x, y, sample_weight):
+        source = FitData(x, y, sample_weight).source(batch_size, steps=steps)
+        notified.on_test_begin()
+        results = Loop(task, options=options, console=False).evaluate(source)
+        notified.on_test_end(dict(sorted(results.items())))
     if return_dict:
         return dict(sorted(results.items()))
     names = [name for metric in model.metrics for name in _names(metric)]
@@ -244,11 +245,11 @@ def predict(
     task = Predicting(model)
     _check_count("steps", steps)
     notified = keras.callbacks.CallbackList(callbacks, model=model, verbose=0, epochs=1)
-    source = FitData(x).source(batch_size, steps=steps)
-    notified.on_predict_begin()
-    with Loop(task, options=options, console=False) as loop:
-        outputs = loop.predict(source)
-    notified.on_predict_end()
+    with writeable_again(x):
+        source = FitData(x).source(batch_size, steps=steps)
+        notified.on_predict_begin()
+        outputs = Loop(task, options=options, console=False).predict(source)
+        notified.on_predict_end()
     return outputs
 
 

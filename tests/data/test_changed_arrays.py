@@ -127,6 +127,29 @@ def test_what_a_body_sets_for_its_epoch_is_not_restored(kind, by_hooks, tmp_path
     assert sums(directory=tmp_path / "run") == expected
 
 
+def test_an_array_that_a_body_does_not_set_is_restored(tmp_path):
+    def sums(killed_in=None, directory=None):
+        x, y = np.zeros((4, 1), "float32"), np.zeros((4, 1), "float32")
+        with (
+            contextlib.suppress(KeyboardInterrupt),
+            treadle.Loop(Sums(), directory, console=False) as loop,
+        ):
+            for epoch in loop.epochs(3):
+                if epoch == killed_in:
+                    raise KeyboardInterrupt
+                x[:] = epoch
+                if epoch == 0:
+                    y[:] = 7
+                for _ in loop.steps(arrays(x, y)):
+                    pass
+        return loop.history.steps("sum").tolist()
+
+    expected = sums()
+    assert expected == [14, 14, 16, 16, 18, 18]
+    sums(1, tmp_path / "run")
+    assert sums(directory=tmp_path / "run") == expected
+
+
 def test_what_checkpoints_do_not_save_of_changing_arrays_is_said(monkeypatch):
     x, y = np.zeros((8, 2), "float32"), np.zeros(8, "float32")
     assert arrays(x, y).inexact is None

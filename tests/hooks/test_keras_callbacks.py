@@ -127,6 +127,18 @@ def test_an_epoch_that_a_further_call_continues_begins_once() -> None:
     assert begun == [0, 1, 2]
 
 
+def test_an_epoch_that_a_callback_stopped_has_ended_and_begins_again() -> None:
+    ours = Seen(stop=(0, 1))
+    train = data.from_arrays(*TRAIN, batch_size=BATCH, shuffle=False)
+    task = treadle.Supervised(new_model(), *parts())
+    with treadle.Loop(task, hooks=[KerasCallbacks(ours)], console=False) as loop:
+        loop.fit(train, epochs=1)
+        ours.stop = None
+        loop.fit(train, epochs=1)
+    calls = [(name, at) for name, at, _ in ours.calls if name in ("on_epoch_begin", "on_epoch_end")]
+    assert calls == [(f"on_epoch_{name}", 0) for name in ("begin", "end", "begin", "end")]
+
+
 @pytest.mark.parametrize("stop", [None, (1, 2), (1, 5)])
 def test_methods_are_called_at_the_same_points_as_in_fit(stop: tuple[int, int] | None) -> None:
     theirs, ours = Seen(stop), Seen(stop)

@@ -98,7 +98,7 @@ def identity(task: Any) -> dict[str, Any]:
     attributes = {} if hasattr(task, "get_config") else attributes_of(task)
     plain = {k: described(v) for k, v in attributes.items() if isinstance(v, PLAIN[:4])}
     made: MadeWith = getattr(task, "_made_with", MadeWith({}))
-    compiled = getattr(task, "compiled_with", None)
+    compiled = getattr(task, "_compiled_with", None)
     return {
         "task": type(task).__qualname__,
         "settings": {**plain, **made.settings},
@@ -225,4 +225,6 @@ def _without_names(value: Any) -> Any:
         return [_without_names(part) for part in value]
     if not isinstance(value, dict):
         return value
+    if value.get("class_name") == "__lambda__":  # Keras stores its file and line as well
+        return "lambda"
     return {key: _without_names(part) for key, part in value.items() if key != "name"}

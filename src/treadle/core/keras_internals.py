@@ -188,6 +188,11 @@ ATTRIBUTES: dict[str, Attributes] = {
         "callbacks with mode='auto' get their mode from it, as under `compile`",
     ),
     "Model": Attributes(
+        ("_compile_config",),
+        "keras.src.trainers.trainer",
+        "files saved by callbacks hold the configuration that `compile` would have stored",
+    ),
+    "Model's metrics": Attributes(
         ("_compile_metrics", "_compile_loss"),
         "keras.src.trainers.trainer",
         "the losses and metrics that `compile` made, and their classes, with which "

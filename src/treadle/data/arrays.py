@@ -230,12 +230,11 @@ class ArraySource(BaseSource):
                 leaf[...] = np.frombuffer(values.tobytes(), leaf.dtype).reshape(leaf.shape)
 
     def _restore_for(self, saved: Mapping[str, Any], begins: bool) -> None:
-        """Restore the arrays for an epoch, unless the script has set values since it began."""
-        noted, now = self.noted or {}, self.saved() or {}
+        """Restore the arrays for an epoch, but for those that the script set since it began."""
+        noted, now = (self.noted or {}) if begins else {}, self.saved() or {}
         object.__setattr__(self, "noted", None)
-        is_set = any(not np.array_equal(noted[path], now[path]) for path in noted if path in now)
-        if not (begins and is_set):
-            self.restore(saved)
+        is_set = {p for p, x in noted.items() if p in now and not np.array_equal(x, now[p])}
+        self.restore({path: x for path, x in saved.items() if path not in is_set})
 
     @property
     def fingerprint(self) -> str | None:

@@ -1,6 +1,7 @@
 """The data arguments of `fit` of Keras as sources: arrays, splits, class weights, steps."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager, suppress
 from math import ceil, floor
 from typing import Any, Final
 
@@ -162,6 +163,26 @@ def consists_of_arrays(data: Any) -> bool:
         parts: Iterable[Any] = data.values() if isinstance(data, Mapping) else data
         return len(data) > 0 and all(x is None or consists_of_arrays(x) for x in parts)
     return hasattr(data, "shape") and (hasattr(data, "dtype") or hasattr(data, "dtypes"))
+
+
+@contextmanager
+def writeable_again(*structures_of_arrays: Any) -> Generator[None]:
+    """Restore the write flags of arrays at the end of a `with` block: sources make them read-only.
+
+    Args:
+        structures_of_arrays: Arrays of the user, in any structures.
+    """
+    found: dict[int, tuple[Any, bool]] = {}
+    for leaf in structures.flatten(list(structures_of_arrays)):
+        while isinstance(leaf, np.ndarray):
+            found.setdefault(id(leaf), (leaf, bool(leaf.flags.writeable)))
+            leaf = leaf.base
+    try:
+        yield
+    finally:
+        for array, writeable in reversed(found.values()):  # a base before its views
+            with suppress(ValueError):
+                array.flags.writeable = writeable
 
 
 class ContinuedSource(BaseSource):

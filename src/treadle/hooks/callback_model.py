@@ -78,17 +78,26 @@ def compiled_attributes(task: Any, model: Any, optimizer: Any) -> dict[str, Any]
     updated = [id(v) for v in optimizer._trainable_variables]
     if not own or own != updated or type(model).compile is not keras.Model.compile:
         return {}
-    before = model.get_compile_config() if model.compiled else None
+    before = getattr(model, "_compile_config", None)  # set if the model was compiled
     kept = ("run_eagerly", "steps_per_execution", "jit_compile")
-    config = {} if before is None else {name: before[name] for name in kept}
+    config = {} if before is None else {name: before.config[name] for name in kept}
     config["optimizer"] = optimizer
     if isinstance(task, Supervised) and task.model is model:
         config |= task.compiled.arguments
-    # Keras calls it when it saves a model.
-    return {
-        "compiled": True,
-        "get_compile_config": lambda: keras.saving.serialize_keras_object(config),
-    }
+    return {"compiled": True, "_compile_config": _Config(config)}
+
+
+class _Config:
+    """The configuration of `compile`, as Keras reads it when it saves a model."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+
+    def serialize(self) -> Any:
+        """Return it without objects."""
+        import keras
+
+        return keras.saving.serialize_keras_object(self.config)
 
 
 class _Ambiguous:

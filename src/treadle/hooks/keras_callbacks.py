@@ -212,6 +212,8 @@ class KerasCallbacks(DetailedHook):
             self._logs = ordered(record.values)
             epoch = record.progress.epoch + self._first_epoch
             self._call(loop, "on_epoch_end", epoch, dict(self._logs))
+            if stopped:  # a further call continues the epoch, which begins again for callbacks
+                self._epoch = -1
             self._warn_of_unsaved_attributes(loop)
 
     def end(self, loop: LoopView, error: BaseException | None) -> None:
@@ -233,7 +235,8 @@ class KerasCallbacks(DetailedHook):
             if not isinstance(callback, keras.callbacks.EarlyStopping):
                 continue
             step = steps.get(callback.best_epoch - self._first_epoch)
-            if callback.restore_best_weights and callback.best_weights is not None and step:
+            restored = callback.restore_best_weights and callback.best_weights is not None
+            if restored and step and math.isfinite(callback.best):
                 best = f"the best {callback.monitor}: {callback.best:.6g}"
                 loop.log({"note": f"{RESTORED}{step}, {best}"})
 

@@ -106,6 +106,8 @@ class RunRecord(Hook):
             # Other versions of Keras and Treadle describe more or less of an optimizer.
             a, b = (x.pop("compiled", {}) for x in (recorded, now))
             recorded["compiled"], now["compiled"] = _in_both(a, b), _in_both(b, a)
+            if a or b:
+                wanted["compiled"] = _joined(a, b)
             self._compare(f"{path} holds a run of another configuration", recorded, now)
         self.changed = changed_code(self.facts.get("code", {}), code)
         start = {"format": FORMAT, "id": new_id, "code": code}
@@ -463,6 +465,14 @@ def _in_both(found: Any, other: Any) -> Any:
     if not isinstance(found, dict) or not isinstance(other, dict):
         return found
     return {name: _in_both(part, other[name]) for name, part in found.items() if name in other}
+
+
+def _joined(recorded: Any, now: Any) -> Any:
+    """Return a description with what another one says under further names."""
+    if not isinstance(recorded, dict) or not isinstance(now, dict):
+        return now
+    both = {name: _joined(recorded[name], part) for name, part in now.items() if name in recorded}
+    return {**recorded, **now, **both}
 
 
 def _opened(path: Path) -> Folder:

@@ -199,6 +199,7 @@ def open_services(
             f"{importing[-1]} trains in {directory} when it is imported: put the lines that train "
             'under `if __name__ == "__main__":`, so that commands can use its task'
         )
+    _check(given)  # before `fresh` removes an earlier run
     process_group().require_equal(
         "configuration",
         in_json_types({**identity(task), **configuration, "directory": str(directory)}),
@@ -238,8 +239,7 @@ def services_of(
     defaults = default_hooks.defaults(directory, quiet=not console)
     kept = [hook for hook in defaults if not any(_replaces(other, hook) for other in own)]
     hooks: list[Hook] = [*([record] if record is not None else []), *kept, *own]
-    saver = _only(hooks, default_hooks.Checkpoint, "one with all that it is to keep")
-    guard = _only(hooks, default_hooks.NonFinite, "one with the action that you want")
+    saver, guard = _check(hooks)
     if saver is not None:
         saver.open(directory)
     for hook in hooks:
@@ -266,6 +266,21 @@ def services_of(
             "pass one to the loop, as treadle.Loop(task, 'runs/1')"
         )
     return services
+
+
+def _check(
+    hooks: Sequence[Any],
+) -> tuple[default_hooks.Checkpoint | None, default_hooks.NonFinite | None]:
+    """Return the hook that saves, and the one that guards.
+
+    Raises:
+        ConfigurationError: If there are several of them, or an element is not a hook.
+    """
+    _, hooks = _sorted(hooks)
+    return (
+        _only(hooks, default_hooks.Checkpoint, "one with all that it is to keep"),
+        _only(hooks, default_hooks.NonFinite, "one with the action that you want"),
+    )
 
 
 def _only(hooks: Sequence[Hook], kind: type[_H], advice: str) -> _H | None:

@@ -1,10 +1,11 @@
 """`KerasTask`: the task of a compiled Keras model, with the steps that the model has itself."""
 
+import warnings
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Final
-from weakref import WeakKeyDictionary
+from weakref import finalize
 
 import keras
 from keras import ops
@@ -25,8 +26,7 @@ _CALLERS: Final = {
     "make_predict_function": "predict_step",
 }
 
-# As they were when Treadle first saw them: training changes learning rates.
-_made_as: Final[WeakKeyDictionary[Any, Any]] = WeakKeyDictionary()
+_made_as: Final[dict[int, Any]] = {}  # by the id of an optimizer, see `_noted`
 
 
 class ModelMetrics:
@@ -138,17 +138,16 @@ class KerasTask(Task):
                     f"calls {step} itself: move what it does to {step}, or use model.fit"
                 )
         self.model = model
-        if self.needs_compile:
-            for optimizer in _optimizers(model).values():
-                _made_as.setdefault(optimizer, described(optimizer))
+        _ = self._compiled_with  # noted before training
 
     @property
-    def compiled_with(self) -> dict[str, Any] | None:
+    def _compiled_with(self) -> dict[str, Any] | None:
         """The loss and the optimizers of the model, as they were before training."""
         if not self.needs_compile:
             return None
-        held = _optimizers(self.model).items()
-        made = {name: _made_as[x] if x in _made_as else described(x) for name, x in held}
+        kinds: Any = keras.optimizers.Optimizer
+        held = attributes_of(self.model).items()
+        made = {name: _noted(x) for name, x in held if isinstance(x, kinds)}
         return {"loss": described(getattr(self.model, "loss", None)), **made}
 
     def metrics_of_epoch(self) -> ModelMetrics:
@@ -202,10 +201,28 @@ class KerasTask(Task):
         return {name: part for name, part in parts.items() if part is not None}
 
 
-def _optimizers(model: Any) -> dict[str, Any]:
-    """Return the optimizers that a model holds, by the name of the attribute."""
-    kinds: Any = keras.optimizers.Optimizer
-    return {name: x for name, x in attributes_of(model).items() if isinstance(x, kinds)}
+def _noted(optimizer: Any) -> Any:
+    """Return the description of an optimizer as it was when this was first called.
+
+    Training changes learning rates, so of an optimizer that was trained before, as one of a model
+    that was loaded, only the class is known.
+    """
+    key = id(optimizer)
+    if key not in _made_as:
+        trained = bool(int(ops.convert_to_numpy(optimizer.iterations)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Keras warns of a rate that is a lambda
+            whole = {"class": type(optimizer).__name__} if trained else described(optimizer)
+        _made_as[key] = _rounded(whole)
+        finalize(optimizer, _made_as.pop, key, None).atexit = False
+    return _made_as[key]
+
+
+def _rounded(value: Any) -> Any:
+    """Round the numbers of a description to six digits: learning rates are of float32."""
+    if isinstance(value, dict):
+        return {name: _rounded(part) for name, part in value.items()}
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def flat(logs: Any) -> dict[str, Any]:
