@@ -264,9 +264,9 @@ def told(
     print(json.dumps(outcome(run(directory, at=at, every=every))), flush=True)
 
 
-def settle(loop: treadle.Loop) -> None:
-    """Wait until what is being saved is on the disk."""
-    saving = loop._run.services.checkpointer
+def settle(loop: Any) -> None:
+    """Wait until what is being saved is on the disk; hooks get the run, and not the loop."""
+    saving = getattr(loop, "_run", loop).services.checkpointer
     assert saving is not None
     saving.saved.settle()
 

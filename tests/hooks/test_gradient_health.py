@@ -338,8 +338,8 @@ def test_a_step_that_calls_python_is_not_measured_and_the_log_has_a_note() -> No
     hook = GradientHealth()
     loop = fitted(made(Calling), hook)
     assert hook.latest is None and sorted(calls) == list(range(26))
-    (note,) = loop.history["note"]
-    assert note.startswith("GradientHealth: the layers were not measured: the compiled step calls")
+    start = "GradientHealth: the layers were not measured: the compiled step calls"
+    assert [note.startswith(start) for note in loop.history["note"]].count(True) == 1
 
 
 def test_an_interval_that_is_not_in_steps_is_an_error() -> None:

@@ -217,9 +217,9 @@ class Held(keras.layers.Layer):
 
 
 @pytest.mark.parametrize("kind", [Rises, RisesByKeras])
-def test_the_value_of_a_trial_is_that_of_the_weights_it_leaves(kind):
+def test_the_value_of_a_trial_is_that_of_the_weights_it_leaves(kind, tmp_path):
     spaces = {"rate": Choice(1.0, 2.0)}
-    found = treadle.tune(kind, trials=1, search=spaces, epochs=5, directory="there", seed=0)
+    found = treadle.tune(kind, trials=1, search=spaces, epochs=5, directory=tmp_path, seed=0)
     rate = found.parameters["rate"]
     assert (found.value, found.best.step, found.best.reports) == (2 * rate, 2, 3)
     assert keras.ops.convert_to_numpy(Rises.made[-1].value) == found.value
