@@ -22,6 +22,7 @@ from tests.fuzz.program import (
     Change,
     Control,
     Form,
+    Memory,
     Network,
     Outputs,
     Part,
@@ -112,7 +113,7 @@ def test_a_step_that_differs_from_the_loop_by_hand_is_found(
 
 @pytest.mark.long
 def test_a_seed_gives_one_program_that_its_description_makes_again() -> None:
-    classes = (Program, Network, Part, Form, Change, Control, Outputs, Second)
+    classes = (Program, Network, Part, Form, Change, Control, Memory, Outputs, Second)
     for seed in range(20):
         program = program_of(seed, frozenset(FEATURES))
         assert program == program_of(seed, frozenset(FEATURES))
