@@ -223,8 +223,8 @@ def test_a_model_that_no_attribute_reaches(message: Message) -> None:
     path = r"(sequential_\d+/)?hidden_layer"
     assert re.fullmatch(
         rf"train_step uses {path}/kernel, {path}/bias, which no attribute of the task reaches, so "
-        r"a compiled step would never see it change: keep what holds it as an attribute, or pass "
-        r"it to treadle\.task\(…, model=model\)",
+        r"a compiled step would never see it change: keep hidden as an attribute, or pass "
+        r"it to treadle\.task\(…, hidden=hidden\)",
         message(StateError, step),
     )
 
@@ -253,6 +253,9 @@ def test_anything_else_that_no_attribute_reaches(message: Message, use: Any) -> 
     text = message(StateError, step)
     assert re.match(r"train_step uses (counter|average/total|generator/\w+)", text)
     assert "which no attribute of the task reaches" in text
+    assert text.endswith(
+        "keep things as an attribute, or pass it to treadle.task(…, things=things)"
+    )
 
 
 def test_an_optimizer_that_no_attribute_reaches(message: Message) -> None:
@@ -263,8 +266,8 @@ def test_an_optimizer_that_no_attribute_reaches(message: Message) -> None:
 
     assert message(StateError, step) == (
         "train_step applies the optimizer 'hidden' (Adam), which no attribute of the task reaches, "
-        "so it would be neither saved nor compiled in: keep it as an attribute, or pass it to "
-        "treadle.task(…, optimizer=optimizer)"
+        "so it would be neither saved nor compiled in: keep hidden as an attribute, or pass it to "
+        "treadle.task(…, hidden=hidden)"
     )
 
 

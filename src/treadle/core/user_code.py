@@ -13,7 +13,7 @@ import inspect
 import os
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -273,6 +273,47 @@ def closure_of(function: FunctionType) -> dict[str, Any]:
     return found
 
 
+def used_by(function: FunctionType) -> dict[str, Any]:
+    """Return the globals and closed-over variables that a function uses, by name.
+
+    Example:
+        >>> def outer(scale): return lambda x: print(scale * x)
+        >>> sorted(used_by(outer(2)))
+        ['scale']
+    """
+    names = {name for code in code_in(function.__code__) for name in code.co_names}
+    space = function.__globals__
+    return {name: space[name] for name in names if name in space} | closure_of(function)
+
+
+def name_in(functions: Iterable[Any], wanted: Callable[[Any], bool]) -> str:
+    """Return the name by which functions use an object, or functions of the user that they use.
+
+    Args:
+        functions: The functions.
+        wanted: Whether an object is the one.
+
+    Returns:
+        The name; empty if there is none.
+
+    Example:
+        >>> def outer(scale): return lambda x: scale * x
+        >>> name_in([outer(2)], lambda thing: thing == 2)
+        'scale'
+    """
+    waiting = [inner for function in functions for inner in functions_of(function)]
+    seen = set(waiting)
+    for function in waiting:
+        used = used_by(function)
+        for name, thing in used.items():
+            if wanted(thing):
+                return name
+        inner = [f for thing in used.values() for f in functions_of(thing) if f not in seen]
+        waiting += [f for f in inner if not is_library(f.__globals__)]
+        seen.update(inner)
+    return ""
+
+
 def code_in(code: CodeType) -> Iterator[CodeType]:
     """Yield a code object and those of its inner functions.
 
@@ -319,8 +360,7 @@ class _Code:
             return
         self._found(function.__qualname__, _without_comments(source))
         names = {name for code in code_in(function.__code__) for name in code.co_names}
-        used = {name: function.__globals__[name] for name in names if name in function.__globals__}
-        for name, value in {**used, **closure_of(function)}.items():
+        for name, value in used_by(function).items():
             if issubclass(type(value), ModuleType):
                 parts = namespace_of(value)
                 if self._project.owns(parts):

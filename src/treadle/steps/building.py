@@ -197,10 +197,12 @@ def _check_optimizers(state: State, found: Build, name: str) -> None:
     reached = {id(optimizer) for optimizer in state.all_optimizers.values()}
     for optimizer, _, _ in found.applied:
         if id(optimizer) not in reached:
+            used = state.name_in_steps(lambda thing, wanted=optimizer: thing is wanted)
             raise StateError(
                 f"{name} applies the optimizer {optimizer.name!r} ({type(optimizer).__name__}), "
                 "which no attribute of the task reaches, so it would be neither saved nor compiled "
-                "in: keep it as an attribute, or pass it to treadle.task(…, optimizer=optimizer)"
+                f"in: keep {used or 'it'} as an attribute, or pass it to "
+                f"treadle.task(…, {used or 'optimizer'}={used or 'optimizer'})"
             )
 
 

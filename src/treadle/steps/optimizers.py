@@ -63,7 +63,9 @@ def build_optimizers(
         wanted.setdefault(id(optimizer), {}).update({id(v): v for v in variables})
     changed = False
     for key, optimizer in optimizers.items():
-        known = {id(v): v for v in optimizer._trainable_variables} if optimizer.built else {}
+        # Before Keras 3.12, a LossScaleOptimizer keeps no list of its own.
+        lists = [getattr(optimizer, "inner_optimizer", optimizer), optimizer]
+        known = {id(v): v for x in lists if optimizer.built for v in x._trainable_variables}
         missing = [v for i, v in wanted[key].items() if i not in known]
         if not missing:
             continue

@@ -1,6 +1,6 @@
 """The state of a task: all variables reachable from its attributes, each once, named by path."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -8,13 +8,14 @@ import numpy as np
 
 from ..backends.base import active
 from ..backends.types import Variable
+from ..core.identity import MadeWith
 from ..core.split_arrays import StoredParts
-from ..core.user_code import attributes_of
+from ..core.user_code import attributes_of, name_in
 from ..errors import StateError
 from .constants import Constant, fingerprint, fingerprints
 from .derived import assigned
 from .discovery import MOST_SEARCHED, PLAIN, Discovery, path_in
-from .own_values import is_own
+from .own_values import STEPS, is_own
 from .results import NUMBERS
 from .snapshot import Snapshot
 
@@ -49,7 +50,8 @@ class State:
         ['scale', 'random/keras']
     """
 
-    def __init__(self, found: Discovery) -> None:
+    def __init__(self, task: Any, found: Discovery) -> None:
+        self._task = task
         self.variables, self._paths = found.variables, found.paths
         self.layers, self.layer_paths = found.layers, found.layer_paths
         self.optimizers, self.accumulators = found.optimizers, found.accumulators
@@ -68,7 +70,7 @@ class State:
             StateError: An optimizer scales its own loss, which `gradients` would not know of; or a
                 layer computes in float16, and the attribute `loss_scale` is not a `LossScale`.
         """
-        return cls(Discovery.of(task))
+        return cls(task, Discovery.of(task))
 
     @classmethod
     def constants_of(cls, task: Any) -> dict[str, Constant]:
@@ -116,18 +118,27 @@ class State:
         """Reject variables that a step uses and that are not part of the state.
 
         Raises:
-            StateError: There are some. If an attribute holds the first one in an object of a class
-                that is not searched, the message names both.
+            StateError: There are some. The message has the name by which the step uses what holds
+                the first one. If an attribute holds it in an object of a class that is not
+                searched, the message names both.
         """
         if not variables:
             return
+        used = self.name_in_steps(lambda thing: _holds(thing, variables[0]))
         names = ", ".join(map(self.path_of, variables[:5]))
         more = f" and {len(variables) - 5} more" if len(variables) > 5 else ""
         raise StateError(
             f"{name} uses {names}{more}, which no attribute of the task reaches, so a compiled "
-            "step would never see it change: keep what holds it as an attribute, or pass it to "
-            f"treadle.task(…, model=model){self._holder_of(variables[0])}"
+            f"step would never see it change: keep {used or 'what holds it'} as an attribute, or "
+            f"pass it to treadle.task(…, {used or 'model'}={used or 'model'})"
+            f"{self._holder_of(variables[0])}"
         )
+
+    def name_in_steps(self, wanted: Callable[[Any], bool]) -> str:
+        """Return the name by which the functions of the task use an object; empty if unknown."""
+        of_class = [getattr(type(self._task), name, None) for name in sorted(STEPS)]
+        functions = (*getattr(self._task, "_made_with", MadeWith({})).functions, *of_class)
+        return name_in(functions, wanted)
 
     def _holder_of(self, variable: Variable) -> str:
         """Return a sentence about an object that is not searched and holds a variable, if any."""
@@ -274,6 +285,19 @@ class State:
             listed = list(parts) if isinstance(value, (list, tuple, dict)) else [value]
             found[id(constant.holder), constant.name] = constant.holder, listed
         return found
+
+
+def _holds(thing: Any, variable: Variable) -> bool:
+    """Return whether an object is a variable, or a part of Keras or a container that holds it."""
+    if isinstance(thing, (list, tuple, dict)):
+        parts = list(thing.values() if isinstance(thing, dict) else thing)
+        nested = (list, tuple, dict)
+        return any(_holds(part, variable) for part in parts if not isinstance(part, nested))
+    if isinstance(thing, (keras.Layer, keras.metrics.Metric, keras.optimizers.Optimizer)):
+        return any(part is variable for part in thing.variables)
+    if isinstance(thing, keras.random.SeedGenerator):
+        return thing.state is variable
+    return thing is variable
 
 
 def _kind(dtype: str) -> str:
