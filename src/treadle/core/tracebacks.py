@@ -128,11 +128,21 @@ def add_note(
 ) -> None:
     """Add a note with the run's progress to an exception, unless it has one; see `noting`."""
     if not any(WEIGHTS in note for note in getattr(error, "__notes__", ())):
-        error.add_note(f"in {what}, {_where(progress, running, lost)}")
+        put_note(error, f"in {what}, {_where(progress, running, lost)}")
         from .locked_arrays import explanation  # late: it imports NumPy
 
         if note := explanation(error):
-            error.add_note(note)
+            put_note(error, note)
+
+
+def put_note(error: Exception, note: str) -> None:
+    """Add a note to an exception, before those below a line of dashes.
+
+    JAX adds such a note, of four lines on its own frames, to each exception that passes a
+    transformation.
+    """
+    error.add_note(note)
+    error.__notes__.sort(key=lambda text: text.startswith("-----"))  # stable
 
 
 def _where(progress: Progress, running: int, lost: int) -> str:

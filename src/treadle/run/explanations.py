@@ -11,6 +11,7 @@ from ..checkpoint.batch_forms import described, structure
 from ..core.history import History
 from ..core.progress import Progress
 from ..core.structures import with_paths
+from ..core.tracebacks import put_note
 from ..data.leaves import named
 from ..errors import TreadleError
 from ..hooks.run_record import RunRecord
@@ -55,7 +56,7 @@ def explain(error: Exception, window: Window | None = None) -> None:
     mismatch = _length_mismatch(window) if window and cause != hints.DTYPES else ""
     for note in filter(None, [cause, mismatch]):
         if note not in getattr(error, "__notes__", ()):
-            error.add_note(note)
+            put_note(error, note)
 
 
 def _length_mismatch(window: Window) -> str:
