@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from cases import CASES
 from executions import long_to_compile
+from keras_versions import needs_keras
 
 import treadle
 from tests.forked import python
@@ -58,6 +59,7 @@ def succeeded(result: Any) -> Any:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Results of checks, which run in a few processes, as importing Keras takes long."""
+    needs_keras("3.10", "training on several devices of JAX")
 
     @cache
     def of(*checks: str) -> dict[str, Any]:

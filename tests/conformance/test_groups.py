@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import pytest
 from executions import long_to_compile, once
+from keras_versions import needs_keras
 
 from tests.forked import python
 from treadle.checkpoint import Checkpoints
@@ -70,6 +71,8 @@ def train(directory: Path, *options: str, workers: int = 2, **variables: str) ->
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Ended]:
     """An uninterrupted run."""
+    if keras.config.backend() == "jax":
+        needs_keras("3.10", "training on several devices of JAX")
     directory = tmp_path_factory.mktemp("groups") / "whole"
     ended = train(directory)
     assert ended.code == 0, ended.errors
