@@ -314,13 +314,14 @@ def test_a_finished_run_returns_its_history(tmp_path: Any) -> None:
     [
         ({"rate": 0.25}, "compiled.optimizer.learning_rate was 0.5, now 0.25"),
         ({"loss": "mae"}, "compiled.loss was 'mse', now 'mae'"),
+        ({"loss_weights": [2.0]}, "compiled.loss_weights was None, now [2.0]"),
     ],
 )
 def test_a_model_compiled_otherwise_is_another_run(
     change: Any, message: str, tmp_path: Any
 ) -> None:
-    def fitted(rate: float = 0.5, loss: str = "mse") -> Any:
-        model = compiled(optimizer=keras.optimizers.SGD(rate), loss=loss)
+    def fitted(rate: float = 0.5, **how: Any) -> Any:
+        model = compiled(optimizer=keras.optimizers.SGD(rate), **how)
         halved = keras.callbacks.LearningRateScheduler(lambda _, rate: 0.5 * rate)
         fit(model, directory=tmp_path, callbacks=[halved])
         return model

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Generator, Iterable, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, Final
 from weakref import finalize
@@ -142,13 +142,14 @@ class KerasTask(Task):
 
     @property
     def _compiled_with(self) -> dict[str, Any] | None:
-        """The loss and the optimizers of the model, as they were before training."""
+        """The loss, its weights and the optimizers of the model, as they were before training."""
         if not self.needs_compile:
             return None
         kinds: Any = keras.optimizers.Optimizer
         held = attributes_of(self.model).items()
         made = {name: _noted(x) for name, x in held if isinstance(x, kinds)}
-        return {"loss": described(getattr(self.model, "loss", None)), **made}
+        loss = described(getattr(self.model, "loss", None))
+        return {"loss": loss, "loss_weights": _loss_weights(self.model), **made}
 
     def metrics_of_epoch(self) -> ModelMetrics:
         """Return all metrics of the model."""
@@ -199,6 +200,14 @@ class KerasTask(Task):
             "losses": None if loss is None else list(loss.metrics),
         }
         return {name: part for name, part in parts.items() if part is not None}
+
+
+def _loss_weights(model: Any) -> Any:
+    """Return the weights of the losses of several outputs, or None."""
+    with warnings.catch_warnings(), suppress(Exception):  # of losses that have no configuration
+        warnings.simplefilter("ignore")
+        return described(model.get_compile_config()["loss_weights"])
+    return None
 
 
 def _noted(optimizer: Any) -> Any:
