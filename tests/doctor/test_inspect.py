@@ -251,6 +251,23 @@ def test_a_large_model_is_cut_off() -> None:
     assert "more, as" not in sheet.text(whole=True)
 
 
+def test_without_validation_data_a_training_batch_is_evaluated() -> None:
+    class Scaled(Regression):
+        def eval_step(self, batch: Any) -> Any:
+            x, y = batch
+            return {"loss": self.loss_of(y, self.model(10.0 * x))}
+
+    class Other(Regression):
+        def eval_step(self, batch: Any) -> Any:
+            return {"loss": batch["noise"]}
+
+    data = source(*numbers())
+    assert "eval_step: evaluated on a batch of the training data" in str(inspected(Scaled(), data))
+    sheet = inspected(Other(), data)
+    assert "eval_step: there is no evaluation" in str(sheet)
+    assert sheet.not_measured["evaluation"].startswith("without validation data, TypeError: ")
+
+
 def test_the_sheet_is_json() -> None:
     task, data = BY_NAME["accuracy_of_outputs"].program(True)
     facts = json.loads(treadle.doctor.inspect(task, data).to_json())

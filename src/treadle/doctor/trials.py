@@ -11,6 +11,7 @@ import numpy as np
 
 from ..core import structures
 from ..core.randomness import random_states, set_random_states
+from ..core.tracebacks import in_one_line
 from ..data.arrays import ArraySource
 from ..data.leaves import window_of
 from ..loop import Loop
@@ -159,7 +160,8 @@ class Trials:
         repeated: The last of them again.
         usual: The last of them again, with slopes; here and in steps with changes optimizers update
             nothing, so that what is computed first does not influence the rest by the weights.
-        evaluation: The trial of `eval_step` on the first validation batch; None without one.
+        evaluation: The trial of `eval_step` on the first validation batch, without validation data
+            on the first training batch; None if there is none, or it takes no training batch.
         ahead: The first batches of the source, at most `AHEAD`, those of `base` included.
         moving: Descriptions of the Python values of the task that the first steps changed.
         failed: What could not be measured, with the reason.
@@ -188,8 +190,8 @@ class Trials:
         self.repeated = self.again(updates=True)
         self.usual = self._with_slopes()
         self.evaluation = None
-        if validation is not None and has_eval_step(self.task):
-            self.evaluation = self._evaluated(first_batches(validation, loop, 1))
+        if has_eval_step(self.task):
+            self.evaluation = self._evaluated()
 
     @property
     def state(self) -> State:
@@ -242,7 +244,16 @@ class Trials:
         self._taps = taps
         return trial
 
-    def _evaluated(self, batches: Sequence[Any]) -> Trial | None:
+    def _evaluated(self) -> Trial | None:
+        if self.validation is not None:
+            return self._evaluated_on(first_batches(self.validation, self._loop, 1))
+        try:
+            return self._evaluated_on(self.ahead[:1])
+        except Exception as error:  # the task may evaluate other batches than it trains on
+            self.failed["evaluation"] = f"without validation data, {in_one_line(error)}"
+            return None
+
+    def _evaluated_on(self, batches: Sequence[Any]) -> Trial | None:
         if not batches:
             return None
         # As many rows as in training: on JAX, operations on other shapes are compiled again.

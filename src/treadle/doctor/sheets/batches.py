@@ -280,6 +280,8 @@ def _validation(lines: Lines, trials: Trials) -> None:
     if len(rows) != len(set(rows)):
         text = f"{len(rows) - len(set(rows))} of {len(rows)}"
         lines.add(name, "rows that repeat:", text, "ahead", WIRING, "", False)
+    if trials.validation is None:
+        return
     evaluation = [] if trials.evaluation is None else [trials.evaluation.batch]
     held_out = set(_all_rows(trials.validation, evaluation, name))
     if held_out:

@@ -46,6 +46,8 @@ def evaluation_facts(trials: Trials) -> list[Line]:
     if evaluation is None:
         lines.add("eval_step", "evaluation", "there is no evaluation", "object")
         return lines.found
+    if trials.validation is None:
+        lines.add("eval_step", "evaluated on", "a batch of the training data", "evaluated", WIRING)
     for name, x in evaluation.values.items():
         if x.size == 1:
             lines.add(f"evaluated {name!r}", "is", scalar(x), "evaluated", NUMBER)
