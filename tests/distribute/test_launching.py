@@ -79,8 +79,12 @@ WORKERS = {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]}
         (SLURM, Place(5, 8, "gpu003", 13234, "SLURM")),
         (OPEN_MPI, Place(1, 2, "10.96.0.1", 28320, "Open MPI")),
         ({**OPEN_MPI, "MASTER_ADDR": "node1"}, Place(1, 2, "node1", 28320, "Open MPI")),
-        ({**JSRUN, "MASTER_ADDR": "node1"}, Place(1, 4, "node1", 12005, "jsrun")),
-        (FLUX, Place(1, 2, "127.0.0.1", 12728, "Flux")),
+        ({**SLURM, **OPEN_MPI}, Place(1, 2, "10.96.0.1", 28320, "Open MPI")),  # mpirun in a job
+        (
+            {**OPEN_MPI, **JSRUN, "MASTER_ADDR": "node1"},
+            Place(1, 4, "node1", 12005, "jsrun"),
+        ),
+        ({**SLURM, **FLUX}, Place(1, 2, "127.0.0.1", 12728, "Flux")),
         (
             {**FLUX, "FLUX_JOB_NNODES": "2", "MASTER_ADDR": "node1"},
             Place(1, 2, "node1", 12728, "Flux"),

@@ -53,7 +53,7 @@ def found_place(variables: Mapping[str, str] | None = None) -> Place | None:
     """Return the place of this process, or None if it trains alone.
 
     In this order: TensorFlow's `TF_CONFIG`, on any backend; the variables of torchrun (which
-    `treadle launch` and Ray Train also set), of SLURM, Open MPI, LSF's jsrun, Flux. Those of
+    `treadle launch` and Ray Train also set), of Flux, LSF's jsrun, Open MPI, SLURM. Those of
     torchrun count only with `LOCAL_RANK`, since other programs set `RANK` and `WORLD_SIZE` too.
     Interactive jobs of SLURM do not count, nor processes that a member starts. A worker of Ray
     inherits the variables of the job in which Ray's node was started, so those do not count.
@@ -191,7 +191,9 @@ def _finders(env: _Variables) -> Sequence[Callable[[_Variables], Place | None]]:
     """Return what finds the place of this process, in order."""
     if _RAY_WORKER in env:
         return _tf_config, _torchrun
-    return _tf_config, _torchrun, _slurm, _open_mpi, _jsrun, _flux
+    # Within a job of SLURM, the daemons of the others may be tasks of srun, whose variables the
+    # processes inherit. jsrun may set those of Open MPI too.
+    return _tf_config, _torchrun, _flux, _jsrun, _open_mpi, _slurm
 
 
 def _tf_config(env: _Variables) -> Place | None:
