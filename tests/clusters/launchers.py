@@ -201,7 +201,7 @@ class Slurm(Launcher):
     needs = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 
     def version(self) -> str:
-        return first_line("sbatch", "--version").split()[-1]
+        return first_line("slurmctld", "-V").split()[-1]
 
     @contextmanager
     def running(self) -> Generator[None]:
