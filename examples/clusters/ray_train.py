@@ -26,7 +26,7 @@ class Report(treadle.Hook):
 
     def record(self, loop, record):
         if record.kind == "epoch":
-            ray.train.report({"epoch": loop.progress.epoch, **record.values})
+            ray.train.report({"epoch": loop.progress.epoch + 1, **record.values})
 
 
 def worker(config):

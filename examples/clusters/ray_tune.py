@@ -21,7 +21,7 @@ class Report(treadle.Hook):
 
     def record(self, loop, record):
         if record.kind == "epoch":
-            tune.report({"epoch": loop.progress.epoch, **record.values})
+            tune.report({"epoch": loop.progress.epoch + 1, **record.values})
 
 
 def trial(settings):
@@ -51,7 +51,7 @@ def main(directory, backend="torch"):
         ),
     ).fit()
     best = found.get_best_result("val_loss", "min")
-    print(best.metrics["val_loss"], {name: best.config[name] for name in space})
+    print("best:", best.metrics["val_loss"], {name: best.config[name] for name in space})
 
 
 if __name__ == "__main__":

@@ -56,16 +56,17 @@ def reported(said: str, directory: Path, again: Path, trials: dict[str, list[Any
         values = validation_losses(again / name)
         pairs = [(line["val_loss"], values[line["epoch"] - 1]) for line in lines]
         differing += any(a != b for a, b in pairs)
-        best.append((values[len(lines) - 1], lines[-1]["config"]))
+        best.append((values[lines[-1]["epoch"] - 1], lines[-1]["config"]))
         resumed = json.loads((directory / name / "run.json").read_text()).get("resumed", [])
         steps = [one["step"] for one in resumed]
         print(f"{name}: {len(lines)} epochs, {pairs[-1][0]} and {pairs[-1][1]}, resumed at {steps}")
     value, settings = min(best, key=lambda one: one[0])
-    shown = f"{value} {settings}"
-    last = said.strip().splitlines()[-1]
-    print(f"{len(trials)} trials, of which {differing} differ; best by Ray Tune: {last}; by one")
-    print(f"process: {shown}")
-    return int(differing > 0 or last != shown)
+    shown = f"best: {value} {settings}"
+    print(f"{len(trials)} trials, of which {differing} differ; in one process, {shown}")
+    # Lines of the workers may come later.
+    found = [line for line in said.splitlines() if line.startswith("best: ")]
+    print("\n".join(found))
+    return int(differing > 0 or found != [shown])
 
 
 def validation_losses(run: Path) -> list[float]:
