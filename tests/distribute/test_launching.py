@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 import treadle
 from tests.waiting import WATCHDOG, until
 from treadle import cli
-from treadle.distribute import Place, found_place
+from treadle.core.processes import process_group
+from treadle.distribute import Place, found_place, joining, setup
 from treadle.distribute.environment import found_launcher
 from treadle.distribute.ray_train import ray_place
 from treadle.errors import ConfigurationError
@@ -168,6 +169,21 @@ def test_workers_of_ray_train_agree_on_the_address_of_process_0(
     assert sent[0][0] == "10.0.0.2"
     train.get_context = lambda: 1 / 0  # type: ignore[attr-defined]
     assert ray_place() is None  # in the process that starts the workers
+
+
+def test_the_address_from_ray_counts_more_than_the_variables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place, joined = Place(3, 4, "10.0.0.1", 5000, "Ray Train"), list[Place]()
+    for name, value in {**TORCHRUN, **RAY, "NODE_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    for name, value in {"launcher": "", "in_thread": False}.items():
+        monkeypatch.setattr(process_group(), name, value)
+    monkeypatch.setattr(setup, "ray_place", lambda: place)
+    monkeypatch.setattr(joining, "join_processes", lambda place, backend: joined.append(place))
+    treadle.setup()
+    assert joined == [place]
+    assert (process_group().launcher, process_group().in_thread) == ("Ray Train", True)
 
 
 def test_a_launched_script_without_setup_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,7 +128,7 @@ def setup(
 def _joined() -> bool:
     """Join the other processes, if this is one of several, and return whether it is."""
     process_group().launcher, process_group().in_thread = found_launcher(), is_in_ray()
-    place = found_place() or ray_place()
+    place = ray_place() or found_place()
     if place is None:
         return False
     from .joining import join_processes  # late: it imports NumPy
