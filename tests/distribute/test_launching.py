@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -13,7 +15,10 @@ from typer.testing import CliRunner
 import treadle
 from tests.waiting import WATCHDOG, until
 from treadle import cli
-from treadle.distribute import Place, found_place
+from treadle.core.processes import process_group
+from treadle.distribute import Place, found_place, joining, setup
+from treadle.distribute.environment import found_launcher
+from treadle.distribute.ray_train import ray_place
 from treadle.errors import ConfigurationError
 
 TORCHRUN = {
@@ -37,6 +42,14 @@ OPEN_MPI = {
     "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
     "OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911",
 }
+JSRUN = {"JSM_NAMESPACE_RANK": "1", "JSM_NAMESPACE_SIZE": "4", "LSB_JOBID": "20005"}
+FLUX = {
+    "FLUX_TASK_RANK": "1",
+    "FLUX_JOB_SIZE": "2",
+    "FLUX_JOB_NNODES": "1",
+    "FLUX_JOB_ID": "f23bMEYgY",
+}
+RAY = {"RAY_RAYLET_PID": "7"}
 
 
 def tf_config(kind: str, index: int, **cluster: list[str]) -> dict[str, str]:
@@ -67,6 +80,26 @@ WORKERS = {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]}
         (SLURM, Place(5, 8, "gpu003", 13234, "SLURM")),
         (OPEN_MPI, Place(1, 2, "10.96.0.1", 28320, "Open MPI")),
         ({**OPEN_MPI, "MASTER_ADDR": "node1"}, Place(1, 2, "node1", 28320, "Open MPI")),
+        ({**SLURM, **OPEN_MPI}, Place(1, 2, "10.96.0.1", 28320, "Open MPI")),  # mpirun in a job
+        (
+            {**OPEN_MPI, **JSRUN, "MASTER_ADDR": "node1"},
+            Place(1, 4, "node1", 12005, "jsrun"),
+        ),
+        ({**SLURM, **FLUX}, Place(1, 2, "127.0.0.1", 12728, "Flux")),
+        (
+            {**FLUX, "FLUX_JOB_NNODES": "2", "MASTER_ADDR": "node1"},
+            Place(1, 2, "node1", 12728, "Flux"),
+        ),
+        ({**RAY, **SLURM, **TORCHRUN}, Place(3, 4, "10.0.0.1", 29501, "Ray")),
+        ({**RAY, **TORCHRUN, "NODE_RANK": "0"}, Place(3, 4, "10.0.0.1", 29501, "Ray Train")),
+        (
+            {**RAY, **tf_config("worker", 1, **WORKERS)},
+            Place(1, 2, "10.0.0.1", 2222, "Ray Train"),
+        ),
+        (
+            {**RAY, **TORCHRUN, "TORCHELASTIC_RUN_ID": "none"},
+            Place(3, 4, "10.0.0.1", 29501, "torchrun"),
+        ),
     ],
 )
 def test_launchers_say_which_process_this_is(variables: dict[str, str], place: Place) -> None:
@@ -86,21 +119,85 @@ def test_launchers_say_which_process_this_is(variables: dict[str, str], place: P
         {k: v for k, v in SLURM.items() if k != "SLURM_STEP_NODELIST"},  # not started by srun
         {**SLURM, "SLURM_NTASKS": "1", "SLURM_PROCID": "0"},
         {**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"},
+        {**FLUX, "FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "1"},
+        {**RAY, **SLURM},  # a worker on a node of Ray that srun started
+        {**RAY, **OPEN_MPI},
     ],
 )
 def test_a_process_that_trains_alone(variables: dict[str, str]) -> None:
     assert found_place(variables) is None
 
 
+@pytest.mark.parametrize(
+    ("variables", "launcher"),
+    [
+        ({**SLURM, "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, "SLURM"),
+        ({**TORCHRUN, "RANK": "0", "WORLD_SIZE": "1"}, "torchrun"),
+        ({**RAY, **SLURM}, "Ray"),
+        (RAY, "Ray"),
+        ({**RAY, "TREADLE_LAUNCHED": "1"}, ""),
+        ({}, ""),
+    ],
+)
+def test_the_launcher_of_one_process(variables: dict[str, str], launcher: str) -> None:
+    assert found_launcher(variables) == launcher
+
+
+def test_workers_of_ray_train_agree_on_the_address_of_process_0(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Context:
+        get_world_rank, get_world_size = staticmethod(lambda: 1), staticmethod(lambda: 2)
+
+    sent: list[Any] = []
+
+    def broadcast(mine: Any) -> Any:
+        sent.append(mine)
+        return ["10.0.0.1", 5000]
+
+    train, ray = ModuleType("ray.train"), ModuleType("ray")
+    assert ray_place() is None
+    train.get_context = Context  # type: ignore[attr-defined]
+    for name, part in {
+        "ray": ray,
+        "ray.train": train,
+        "ray.train.collective": SimpleNamespace(broadcast_from_rank_zero=broadcast),
+        "ray.util": SimpleNamespace(get_node_ip_address=lambda: "10.0.0.2"),
+    }.items():
+        monkeypatch.setitem(sys.modules, name, part)
+    assert str(ray_place()) == "process 1 of 2, by Ray Train"
+    assert sent[0][0] == "10.0.0.2"
+    train.get_context = lambda: 1 / 0  # type: ignore[attr-defined]
+    assert ray_place() is None  # in the process that starts the workers
+
+
+def test_the_address_from_ray_counts_more_than_the_variables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place, joined = Place(3, 4, "10.0.0.1", 5000, "Ray Train"), list[Place]()
+    for name, value in {**TORCHRUN, **RAY, "NODE_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    for name, value in {"launcher": "", "in_thread": False}.items():
+        monkeypatch.setattr(process_group(), name, value)
+    monkeypatch.setattr(setup, "ray_place", lambda: place)
+    monkeypatch.setattr(joining, "join_processes", lambda place, backend: joined.append(place))
+    treadle.setup()
+    assert joined == [place]
+    assert (process_group().launcher, process_group().in_thread) == ("Ray Train", True)
+
+
 def test_a_launched_script_without_setup_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigurationError) as raised:
-        treadle.Loop(treadle.Task(), console=False)
-    assert str(raised.value) == (
-        "this is process 3 of 4, by torchrun, but it has not joined the others, and would train "
-        "alone: call treadle.setup() at the top of the script"
-    )
+    for more, launcher in (({}, "torchrun"), ({**RAY, "NODE_RANK": "0"}, "Ray Train")):
+        for name, value in more.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(ConfigurationError) as raised:
+            treadle.Loop(treadle.Task(), console=False)
+        assert str(raised.value) == (
+            f"this is process 3 of 4, by {launcher}, but it has not joined the others, and would "
+            "train alone: call treadle.setup() at the top of the script"
+        )
 
 
 @pytest.mark.parametrize(
@@ -156,6 +253,21 @@ def test_processes_that_a_member_starts_are_no_members() -> None:
             {**SLURM, "SLURM_PROCID": "x"},
             "SLURM started this process with SLURM_PROCID='x': expected a whole number of at "
             "least 0 and less than 8",
+        ),
+        (
+            JSRUN,
+            "jsrun started this process as one of several, but the environment variable "
+            "MASTER_ADDR is not set: set it to the same value in all processes",
+        ),
+        (
+            {**FLUX, "FLUX_JOB_NNODES": "2"},
+            "Flux started this process as one of several, but the environment variable "
+            "MASTER_ADDR is not set: set it to the same value in all processes",
+        ),
+        (
+            {**RAY, **TORCHRUN, "NODE_RANK": "0", "RANK": "4"},
+            "Ray Train started this process with RANK='4': expected a whole number of at least 0 "
+            "and less than 4",
         ),
         (
             {**TORCHRUN, "TREADLE_PORT": "0"},

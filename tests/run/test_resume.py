@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from keras import ops
 
 import treadle
 from treadle import data
+from treadle.core.processes import process_group
 from treadle.errors import (
     ConfigurationError,
     DirectoryError,
@@ -282,7 +284,24 @@ def test_outside_the_main_thread_signals_are_left_alone(tmp_path: Path) -> None:
         thread.start()
         thread.join()
     assert set(handlers) == {before}
-    assert json.loads((tmp_path / "run.json").read_text())["finished"]
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert record["finished"] and "launcher" not in record
+
+
+def test_within_ray_a_thread_is_no_reason_to_warn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_RAYLET_PID", "7")
+    monkeypatch.setattr(process_group(), "launcher", "")
+    monkeypatch.setattr(process_group(), "in_thread", False)
+    treadle.setup()
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        thread = threading.Thread(target=run, args=(tmp_path,))
+        thread.start()
+        thread.join()
+    assert [str(one.message) for one in shown if "main thread" in str(one.message)] == []
+    assert json.loads((tmp_path / "run.json").read_text())["launcher"] == "Ray"
 
 
 def test_a_run_ended_by_a_deadline_can_be_resumed(tmp_path: Path) -> None:

@@ -91,6 +91,7 @@ class RunFile(TypedDict, total=False):
         precision: The name of the precision.
         seed: The seed.
         devices: The devices that steps run on.
+        launcher: What started the processes, such as Ray Train; missing if nothing is known.
         options: The execution options.
         plan: How steps are executed, as a sentence for people.
         execution: How steps are executed, as fields.
@@ -121,6 +122,7 @@ class RunFile(TypedDict, total=False):
     precision: str
     seed: int
     devices: str
+    launcher: str
     options: dict[str, Any]
     plan: str
     execution: dict[str, Any] | None
@@ -243,6 +245,7 @@ _run = schema.record(
         "precision": _text,
         "seed": schema.whole(0, MOST_SEED),
         "devices": _text,
+        "launcher": _text,
         "options": _options,
         "plan": _text,
         "execution": schema.optional(EXECUTION),

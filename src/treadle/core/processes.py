@@ -20,8 +20,11 @@ class ProcessGroup:
         local_rank: The number of this process among those of its machine, from 0.
         local_size: The number of processes on this machine.
         failed: Whether this or another process has failed, so that all end.
+        launcher: What started this process, by the name that people know; empty if unknown.
+        in_thread: Whether the launcher runs code in threads, and ends processes without signals.
     """
 
+    launcher, in_thread = "", False
     rank, size, local_rank, local_size, failed = 0, 1, 0, 1, False
 
     def exchange(self, value: Any, at: str) -> list[Any]:

@@ -4,7 +4,7 @@ import json
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,12 @@ data, inherit its variables, but are no members of the group."""
 # gives to outgoing connections (32768 to 60999).
 _FIRST_PORT, _PORTS = 12_000, 20_000
 _INTERACTIVE = ("bash", "zsh", "sh", "interactive", "sys/dashboard")
+RAY_TRAIN, _RAY = "Ray Train", "Ray"
+_RAY_WORKER = "RAY_RAYLET_PID"  # which the daemon of a node of Ray sets in its workers
+_WITHIN_RAY = (
+    "TREADLE_LAUNCHED",
+    "TORCHELASTIC_RUN_ID",
+)  # of launchers that a worker of Ray starts
 
 
 @dataclass(frozen=True)
@@ -47,9 +53,10 @@ def found_place(variables: Mapping[str, str] | None = None) -> Place | None:
     """Return the place of this process, or None if it trains alone.
 
     In this order: TensorFlow's `TF_CONFIG`, on any backend; the variables of torchrun (which
-    `treadle launch` also sets), of SLURM, of Open MPI. Those of torchrun count only with
-    `LOCAL_RANK`, since other programs set `RANK` and `WORLD_SIZE` too. Interactive jobs of SLURM do
-    not count, and processes that a member starts.
+    `treadle launch` and Ray Train also set), of Flux, LSF's jsrun, Open MPI, SLURM. Those of
+    torchrun count only with `LOCAL_RANK`, since other programs set `RANK` and `WORLD_SIZE` too.
+    Interactive jobs of SLURM do not count, nor processes that a member starts. A worker of Ray
+    inherits the variables of the job in which Ray's node was started, so those do not count.
 
     Args:
         variables: The environment variables; by default those of this process.
@@ -68,11 +75,32 @@ def found_place(variables: Mapping[str, str] | None = None) -> Place | None:
     if given.get(JOINED_VARIABLE, str(os.getpid())) != str(os.getpid()):
         return None
     env = _Variables(given)
-    for find in (_tf_config, _torchrun, _slurm, _open_mpi):
-        place = find(env)
-        if place is not None:
-            return place if place.size > 1 else None
-    return None
+    place = next((place for find in _finders(env) if (place := find(env)) is not None), None)
+    return place if place is not None and place.size > 1 else None
+
+
+def found_launcher(variables: Mapping[str, str] | None = None) -> str:
+    """Return what started this process, also if it trains alone; empty if nothing is known.
+
+    Example:
+        >>> found_launcher({"RAY_RAYLET_PID": "7"}), found_launcher({})
+        ('Ray', '')
+    """
+    env = _Variables(os.environ if variables is None else variables)
+    place = next((place for find in _finders(env) if (place := find(env)) is not None), None)
+    if place is not None:
+        return place.launcher
+    return _RAY if is_in_ray(variables) else ""
+
+
+def is_in_ray(variables: Mapping[str, str] | None = None) -> bool:
+    """Return whether Ray started this process as a worker: it then runs code in threads.
+
+    A program that such a worker starts, such as `treadle launch`, inherits its variables, and has
+    a main thread of its own.
+    """
+    env = _Variables(os.environ if variables is None else variables)
+    return _RAY_WORKER in env and not any(name in env for name in _WITHIN_RAY)
 
 
 def free_port() -> int:
@@ -89,7 +117,7 @@ def check_joined() -> None:
     """
     place = found_place() if process_group().size == 1 else None
     # Tasks of SLURM and Open MPI may be meant to train apart.
-    if place is not None and place.launcher in ("treadle launch", "torchrun"):
+    if place is not None and place.launcher in ("treadle launch", "torchrun", RAY_TRAIN):
         raise ConfigurationError(
             f"this is {place}, but it has not joined the others, and would train alone: call "
             "treadle.setup() at the top of the script"
@@ -114,13 +142,16 @@ class _Variables:
 
     Args:
         given: The variables.
+
+    Attributes:
+        given: See above.
     """
 
     def __init__(self, given: Mapping[str, str]) -> None:
-        self._given = given
+        self.given = given
 
     def __contains__(self, name: str) -> bool:
-        return bool(self._given.get(name))
+        return bool(self.given.get(name))
 
     def text(self, name: str, launcher: str) -> str:
         """Return a variable.
@@ -133,7 +164,7 @@ class _Variables:
                 f"{launcher} started this process as one of several, but the environment variable "
                 f"{name} is not set: set it to the same value in all processes"
             )
-        return self._given[name]
+        return self.given[name]
 
     def number(self, name: str, launcher: str, least: int = 0, below: int = 1 << 20) -> int:
         """Return a variable that is a whole number.
@@ -154,6 +185,15 @@ class _Variables:
         if PORT_VARIABLE not in self:
             return default
         return self.number(PORT_VARIABLE, "the environment", 1, 1 << 16)
+
+
+def _finders(env: _Variables) -> Sequence[Callable[[_Variables], Place | None]]:
+    """Return what finds the place of this process, in order."""
+    if _RAY_WORKER in env:
+        return _tf_config, _torchrun
+    # Within a job of SLURM, the daemons of the others may be tasks of srun, whose variables the
+    # processes inherit. jsrun may set those of Open MPI too.
+    return _tf_config, _torchrun, _flux, _jsrun, _open_mpi, _slurm
 
 
 def _tf_config(env: _Variables) -> Place | None:
@@ -181,7 +221,8 @@ def _tf_config(env: _Variables) -> Place | None:
             raise ValueError(kind)
         if not (host and 0 < int(port) < 1 << 16):
             raise ValueError(port)
-        return Place(rank, len(addresses), host, env.port(int(port)), "TF_CONFIG")
+        name = RAY_TRAIN if _RAY_WORKER in env else "TF_CONFIG"
+        return Place(rank, len(addresses), host, env.port(int(port)), name)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigurationError(
             f"TF_CONFIG={text!r:.300} does not give the place of this process: expected JSON such "
@@ -194,6 +235,8 @@ def _torchrun(env: _Variables) -> Place | None:
     if "LOCAL_RANK" not in env or "RANK" not in env:
         return None
     name = "treadle launch" if "TREADLE_LAUNCHED" in env else "torchrun"
+    if is_in_ray(env.given):  # programs that start actors set no number of the machine
+        name = RAY_TRAIN if "NODE_RANK" in env else _RAY
     size = env.number("WORLD_SIZE", name, 1)
     # torchrun itself may listen on its port, so process 0 takes the next one.
     master = env.number("MASTER_PORT", name, 1, (1 << 16) - 1)
@@ -243,6 +286,30 @@ def _open_mpi(env: _Variables) -> Place | None:
         env.port(_FIRST_PORT + job % _PORTS),
         "Open MPI",
     )
+
+
+def _jsrun(env: _Variables) -> Place | None:
+    """Return the place that LSF's Job Step Manager gives; it names no machine of process 0."""
+    if "JSM_NAMESPACE_RANK" not in env or "JSM_NAMESPACE_SIZE" not in env:
+        return None
+    size = env.number("JSM_NAMESPACE_SIZE", "jsrun", 1)
+    job = env.number("LSB_JOBID", "jsrun", 0, 10**9)
+    host = env.text("MASTER_ADDR", "jsrun") if size > 1 else ""
+    rank = env.number("JSM_NAMESPACE_RANK", "jsrun", 0, size)
+    return Place(rank, size, host, env.port(_FIRST_PORT + job % _PORTS), "jsrun")
+
+
+def _flux(env: _Variables) -> Place | None:
+    """Return the place that Flux gives; it names no machine of process 0."""
+    if "FLUX_TASK_RANK" not in env or "FLUX_JOB_SIZE" not in env:
+        return None
+    size = env.number("FLUX_JOB_SIZE", "Flux", 1)
+    apart = size > 1 and env.text("FLUX_JOB_NNODES", "Flux") != "1"
+    host = env.text("MASTER_ADDR", "Flux") if apart else "127.0.0.1"
+    # The name of a job, such as f23bMEYgY, is no number.
+    job = sum(env.text("FLUX_JOB_ID", "Flux").encode())
+    rank = env.number("FLUX_TASK_RANK", "Flux", 0, size)
+    return Place(rank, size, host, env.port(_FIRST_PORT + job % _PORTS), "Flux")
 
 
 def _first_host(nodes: str) -> str:

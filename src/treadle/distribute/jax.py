@@ -59,7 +59,8 @@ def connect(group: ProcessGroup, address: str, own: Backend) -> JaxGroup:
     sees_one = os.environ.get("CUDA_VISIBLE_DEVICES", ",").count(",") == 0
     devices = [group.local_rank] if group.local_size > 1 and not sees_one else None
     try:
-        jax.distributed.initialize(address, group.size, group.rank, local_device_ids=devices)
+        if not _initialized():  # Ray's JaxTrainer does it for accelerators
+            jax.distributed.initialize(address, group.size, group.rank, local_device_ids=devices)
     except RuntimeError as error:
         raise ConfigurationError(
             "treadle.setup joins the other processes, and must come before JAX computes anything: "
@@ -70,6 +71,11 @@ def connect(group: ProcessGroup, address: str, own: Backend) -> JaxGroup:
         keras.distribution.DataParallel(devices=keras.distribution.list_devices())
     )
     return JaxGroup(own, group)
+
+
+def _initialized() -> bool:
+    """Return whether JAX is connected to other processes already; versions before 0.6 are not."""
+    return getattr(jax.distributed, "is_initialized", bool)()
 
 
 def _leave_after_failure(group: ProcessGroup) -> None:

@@ -10,7 +10,8 @@ from ..core.options import device_count, precision_name, run_seed
 from ..core.process_settings import choose_backend, choose_default_backend
 from ..core.processes import process_group
 from ..errors import ConfigurationError, did_you_mean, whole_number
-from .environment import found_place
+from .environment import found_launcher, found_place, is_in_ray
+from .ray_train import ray_place
 
 if TYPE_CHECKING:
     from ..backends.base import Backend
@@ -92,11 +93,7 @@ def setup(
     import keras
 
     built = _existing_layer()
-    place = found_place()
-    if place is not None and process_group().size == 1:
-        from .joining import join_processes  # late: it imports NumPy
-
-        join_processes(place, _backend())
+    if process_group().size == 1 and _joined():
         seed = seed if seed is not None else run_seed()  # all must draw the same numbers
     if devices is not None:
         devices = _checked_devices(_overriding.get("devices", devices))
@@ -126,6 +123,19 @@ def setup(
     if deterministic:
         _backend().use_deterministic_algorithms(late)
         process_settings.switched_on()
+
+
+def _joined() -> bool:
+    """Join the other processes, if this is one of several, and return whether it is."""
+    process_group().launcher, process_group().in_thread = found_launcher(), is_in_ray()
+    place = ray_place() or found_place()
+    if place is None:
+        return False
+    from .joining import join_processes  # late: it imports NumPy
+
+    join_processes(place, _backend())
+    process_group().launcher, process_group().in_thread = place.launcher, is_in_ray()
+    return True
 
 
 def _is_again(name: str, value: Any) -> bool:

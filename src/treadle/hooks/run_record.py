@@ -207,6 +207,7 @@ class RunRecord(Hook):
         self._held = Claim(self.path)
         from ..backends.base import active  # late: it imports Keras
 
+        self.facts.pop("launcher", None)  # of an earlier process
         # What is known before the first step is in the checkpoint of step 0, too.
         self.facts |= {
             "backend": backend_name(),
@@ -215,6 +216,7 @@ class RunRecord(Hook):
             "devices": active().computes_on()["devices"],
             "options": asdict(loop.options),
             "versions": versions(),
+            **({"launcher": process_group().launcher} if process_group().launcher else {}),
         }
         if self.recovered:
             self._write()

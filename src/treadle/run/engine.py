@@ -29,7 +29,6 @@ from ..backends.base import active
 from ..backends.window import Following, Window
 from ..core.logs import Logs
 from ..core.progress import Progress
-from ..core.signals import missing_handlers
 from ..core.tracebacks import add_note, noting
 from ..core.triggers import Span, When
 from ..data.arrays import note_contents
@@ -377,8 +376,7 @@ class Engine:
             run.add(record)
         reporter.warn("; ".join(lost))
         self._note(examples_note(window, run.history))
-        if run.services.directory is not None:
-            reporter.warn(missing_handlers())
+        run.services.warn_of_signals()
 
     # Building again
 

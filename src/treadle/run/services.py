@@ -13,6 +13,7 @@ from ..core.hook import Hook, LoopView
 from ..core.identity import identity, in_json_types
 from ..core.processes import process_group
 from ..core.progress import Progress
+from ..core.signals import missing_handlers
 from ..core.triggers import Scheduled
 from ..core.user_code import importing
 from ..errors import ConfigurationError
@@ -155,6 +156,11 @@ class Services:
         """Save a checkpoint if one became due."""
         if self.checkpointer is not None:
             self.checkpointer.save_if_due(loop, before, after, epoch_ended)
+
+    def warn_of_signals(self) -> None:
+        """Warn if signals cannot be handled, unless the launcher runs all code in threads."""
+        if self.directory is not None and not process_group().in_thread:
+            self.reporter.warn(missing_handlers())
 
     def require_checkpoints(self) -> None:
         """Check that checkpoints can be saved.
