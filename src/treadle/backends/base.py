@@ -1,7 +1,8 @@
 """The backend interface, and the selection of the running backend.
 
-`Backend` is everything that Treadle needs from a framework, as five protocols: the operations and
-the control flow of steps, the execution of programs, the values of variables, facts about devices.
+`Backend` is everything that Treadle needs from a framework, as six protocols: the operations and
+the control flow of steps, the execution of programs, the steps of Keras models, the values of
+variables, facts about devices.
 Methods with a body do what suffices where a framework needs nothing of that kind.
 """
 
@@ -298,7 +299,7 @@ class Caller(Protocol):
         ...
 
 
-class Execution(Protocol):
+class StepExecution(Protocol):
     """The dry runs of steps, and the execution of programs.
 
     Attributes:
@@ -513,7 +514,7 @@ class Devices(Protocol):
         ...
 
 
-class Backend(Transformations, ControlFlow, Execution, Models, Variables, Devices, Protocol):
+class Backend(Transformations, ControlFlow, StepExecution, Models, Variables, Devices, Protocol):
     """The operations that Treadle needs from a framework."""
 
     name: str

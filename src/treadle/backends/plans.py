@@ -13,8 +13,8 @@ class Facts:
 
     Attributes:
         device: The device that it runs on: `"cpu"`, `"gpu"` …
-        compilers: The compilers that support it; empty if it cannot be compiled. The backend's
-            default is the last one.
+        compilers: The compilers that support it, the usual one first; empty if it cannot be
+            compiled. Of TensorFlow's, the last one is a graph without XLA.
         convolves: Whether it contains convolutions or their gradients.
         large: Whether its variables have so many bytes that memory matters more than calls.
         refusal: Why a compiler is missing, as a clause; empty if none is.

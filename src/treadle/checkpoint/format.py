@@ -49,8 +49,9 @@ class Checkpoint:
 
     Attributes:
         progress: The progress of the run.
-        state: Every variable by path, and the random states: arrays, or `OwnParts` of an array that
-            several processes hold together, which is read as an array or as `StoredParts`.
+        state: Every variable by path, with those of seed generators: arrays, or `OwnParts` of an
+            array that several processes hold together, which is read as an array or as
+            `StoredParts`. The states of the global generators are in `loop`.
         fixed: The paths of variables that no step changes. They are stored once for all
             checkpoints.
         loop: Internal state of the loop.

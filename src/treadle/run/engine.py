@@ -1,15 +1,16 @@
 """The engine: trains on a source window by window, and does everything else between the windows.
 
-All training goes through `Engine.windows`, which repeats these phases in this order:
+Training on a source goes through `Engine.windows`, which repeats these phases in this order.
+`Loop.step` runs only `run`, `account` and `log`.
 
-    plan      choose how many steps run as one window: up to the next event, or the end of the epoch
+    size      choose how many steps run as one window: up to the next event, or the end of the epoch
               or of the call
     read      read that many batches, unless they were prefetched while the previous window ran;
               batches excluded by a rollback are skipped
-    run       notify the hooks, rebuild the step if it is out of date, then run the window as one
-              compiled call; fetch the values of every step at once
+    run       call `before` of the hooks, rebuild the step if it is out of date, then run the window
+              as one compiled call; fetch the values of every step at once, for the means
     account   update the progress: steps, batches, examples, seconds; add the values to the history
-    log       notify the hooks of the values
+    log       call `steps` of the hooks with the values
     validate  if due
     hooks     run those that are due
     yield     the body of the user's own `for` loop runs

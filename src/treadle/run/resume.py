@@ -1,6 +1,14 @@
 """Resuming: the only place that restores the state of the task, and random states.
 
-Progress, history and the states of hooks are restored at once, by `Run.restore_progress`.
+When a run resumes, this happens in this order:
+
+1. `open_services` claims the directory, compares the configuration, and finds the checkpoint.
+2. `Run.restore_progress` restores progress, history, the states of hooks and compilers at once.
+3. `Calls.skip_completed_call` skips the calls that were complete.
+4. `Calls._begin_call` restores Python values and the validation of the call.
+5. `Engine._open` opens the source at its position.
+6. `Engine.build_and_start` builds the step; `Resume.restore` assigns variables, Python values,
+   random states and means. Then hooks start, and the first window runs.
 
 A script that runs again makes the same calls of the loop in the same order. Calls that were
 complete before the checkpoint do nothing, and the call during which it was saved resumes from it. A

@@ -42,7 +42,7 @@ from .unchanged_weights import WeightCheck
 from .validation import Validation
 
 
-class _Training:
+class _Untrainable:
     """A stand-in for a training method of `Loop`, which raises an error in the view of hooks."""
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -326,7 +326,7 @@ class Run:
 
     # The rest of `LoopView`
 
-    fit, epochs, steps, step, find_learning_rate = (_Training() for _ in range(5))
+    fit, epochs, steps, step, find_learning_rate = (_Untrainable() for _ in range(5))
 
     @property
     def state(self) -> State:

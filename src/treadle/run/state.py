@@ -1,6 +1,8 @@
 """The complete state of a run: what a checkpoint holds, and its encoding.
 
-Saving, resuming, rolling back and replaying write a `RunState` or restore one.
+Saving, resuming, rolling back and replaying write a `RunState` or restore one. `Run.capture`
+collects it. A new field needs a line in `RunState`, in `_fields`, in `Run.capture`, and where it is
+restored.
 """
 
 from collections.abc import Mapping, Sequence

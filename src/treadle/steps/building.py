@@ -1,4 +1,4 @@
-"""Abstract runs of a step before its first compilation, which build variables and find mistakes."""
+"""The dry run of a step: it runs until it creates no variable, and mistakes are found."""
 
 import pickle
 import random
