@@ -315,6 +315,7 @@ def test_a_finished_run_returns_its_history(tmp_path: Any) -> None:
         ({"rate": 0.25}, "compiled.optimizer.learning_rate was 0.5, now 0.25"),
         ({"loss": "mae"}, "compiled.loss was 'mse', now 'mae'"),
         ({"loss_weights": [2.0]}, "compiled.loss_weights was None, now [2.0]"),
+        ({"loss_weights": {"dense": 2.0}}, "compiled.loss_weights was None, now [['dense', 2.0]]"),
     ],
 )
 def test_a_model_compiled_otherwise_is_another_run(

@@ -1,7 +1,7 @@
 """Train task.py with Ray Train: python ray_train.py DIRECTORY [BACKEND].
 
 Ray starts the processes, and starts all of them again if one is lost. The run then resumes from
-DIRECTORY, an absolute path on a disk that all machines of the cluster share.
+DIRECTORY, an absolute path on a disk that all machines of the cluster share. WORKERS=4 starts four.
 """
 
 import importlib
@@ -44,6 +44,7 @@ def main(directory, backend="torch"):
     trainer = getattr(importlib.import_module(module), name)(
         worker,
         train_loop_config={"directory": os.path.abspath(directory)},
+        # With use_gpu=True each worker gets a GPU: otherwise Ray hides them all.
         scaling_config=ray.train.ScalingConfig(num_workers=int(os.environ.get("WORKERS", "2"))),
         run_config=ray.train.RunConfig(
             storage_path=os.path.abspath(directory) + "-ray",  # of Ray's own records

@@ -38,7 +38,7 @@ def main(directory, backend="torch"):
     ray.init(runtime_env={**files, "env_vars": {"KERAS_BACKEND": backend}})
     space = {"units": tune.choice([16, 32, 64]), "learning_rate": tune.loguniform(1e-3, 1e-1)}
     found = tune.Tuner(
-        trial,
+        trial,  # with a GPU each: tune.with_resources(trial, {"gpu": 1})
         param_space={"directory": os.path.abspath(directory), **space},
         tune_config=tune.TuneConfig(
             num_samples=8,

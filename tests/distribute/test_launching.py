@@ -85,10 +85,10 @@ WORKERS = {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]}
             {**OPEN_MPI, **JSRUN, "MASTER_ADDR": "node1"},
             Place(1, 4, "node1", 12005, "jsrun"),
         ),
-        ({**SLURM, **FLUX}, Place(1, 2, "127.0.0.1", 12728, "Flux")),
+        ({**SLURM, **FLUX}, Place(1, 2, "127.0.0.1", 21958, "Flux")),
         (
             {**FLUX, "FLUX_JOB_NNODES": "2", "MASTER_ADDR": "node1"},
-            Place(1, 2, "node1", 12728, "Flux"),
+            Place(1, 2, "node1", 21958, "Flux"),
         ),
         ({**RAY, **SLURM, **TORCHRUN}, Place(3, 4, "10.0.0.1", 29501, "Ray")),
         ({**RAY, **TORCHRUN, "NODE_RANK": "0"}, Place(3, 4, "10.0.0.1", 29501, "Ray Train")),
@@ -146,6 +146,8 @@ def test_the_launcher_of_one_process(variables: dict[str, str], launcher: str) -
 def test_workers_of_ray_train_agree_on_the_address_of_process_0(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("RAY_RAYLET_PID", "7")
+
     class Context:
         get_world_rank, get_world_size = staticmethod(lambda: 1), staticmethod(lambda: 2)
 
@@ -395,3 +397,24 @@ def test_what_cannot_be_launched(command: list[str], message: str) -> None:
     result = CliRunner().invoke(cli.app, ["launch", "--workers", "2", "--", *command])
     assert result.exit_code == 2
     assert " ".join(result.stderr.split()) == f"error: {message}"
+
+
+def test_a_connection_of_jax_with_other_numbers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX would compute other rows than the group. Costs a second: it imports JAX."""
+    import jax
+
+    from treadle.core.processes import ProcessGroup
+    from treadle.distribute.jax import check_connected
+
+    group = ProcessGroup()
+    group.rank, group.size = 1, 2
+    monkeypatch.setattr(jax, "process_index", lambda: 0)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ConfigurationError) as caught:
+        check_connected(group)
+    assert str(caught.value) == (
+        "JAX was connected as process 0 of 2, but this is process 1 of 2: leave "
+        "jax.distributed.initialize to treadle.setup"
+    )
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    check_connected(group)

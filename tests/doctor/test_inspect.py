@@ -264,7 +264,7 @@ def test_without_validation_data_a_training_batch_is_evaluated() -> None:
     data = source(*numbers())
     assert "eval_step: evaluated on a batch of the training data" in str(inspected(Scaled(), data))
     sheet = inspected(Other(), data)
-    assert "eval_step: there is no evaluation" in str(sheet)
+    assert "eval_step: not measured" in str(sheet)
     assert sheet.not_measured["evaluation"].startswith("without validation data, TypeError: ")
 
 

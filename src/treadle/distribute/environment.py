@@ -4,6 +4,7 @@ import json
 import os
 import re
 import socket
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,7 +57,8 @@ def found_place(variables: Mapping[str, str] | None = None) -> Place | None:
     `treadle launch` and Ray Train also set), of Flux, LSF's jsrun, Open MPI, SLURM. Those of
     torchrun count only with `LOCAL_RANK`, since other programs set `RANK` and `WORLD_SIZE` too.
     Interactive jobs of SLURM do not count, nor processes that a member starts. A worker of Ray
-    inherits the variables of the job in which Ray's node was started, so those do not count.
+    inherits the variables of the job in which Ray's node was started, so those of Flux, jsrun, Open
+    MPI and SLURM do not count there.
 
     Args:
         variables: The environment variables; by default those of this process.
@@ -307,7 +309,7 @@ def _flux(env: _Variables) -> Place | None:
     apart = size > 1 and env.text("FLUX_JOB_NNODES", "Flux") != "1"
     host = env.text("MASTER_ADDR", "Flux") if apart else "127.0.0.1"
     # The name of a job, such as f23bMEYgY, is no number.
-    job = sum(env.text("FLUX_JOB_ID", "Flux").encode())
+    job = zlib.crc32(env.text("FLUX_JOB_ID", "Flux").encode())
     rank = env.number("FLUX_TASK_RANK", "Flux", 0, size)
     return Place(rank, size, host, env.port(_FIRST_PORT + job % _PORTS), "Flux")
 

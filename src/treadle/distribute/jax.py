@@ -53,7 +53,7 @@ def connect(group: ProcessGroup, address: str, own: Backend) -> JaxGroup:
         own: The backend of one process.
 
     Raises:
-        ConfigurationError: JAX has already started.
+        ConfigurationError: JAX has already started, or was connected with other numbers.
     """
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     sees_one = os.environ.get("CUDA_VISIBLE_DEVICES", ",").count(",") == 0
@@ -66,11 +66,26 @@ def connect(group: ProcessGroup, address: str, own: Backend) -> JaxGroup:
             "treadle.setup joins the other processes, and must come before JAX computes anything: "
             "move it to the top of the script"
         ) from error
+    check_connected(group)
     atexit.register(_leave_after_failure, group)
     keras.distribution.set_distribution(
         keras.distribution.DataParallel(devices=keras.distribution.list_devices())
     )
     return JaxGroup(own, group)
+
+
+def check_connected(group: ProcessGroup) -> None:
+    """Check that JAX numbers the processes as the group does.
+
+    Raises:
+        ConfigurationError: It was connected before, with other numbers.
+    """
+    found = jax.process_index(), jax.process_count()
+    if found != (group.rank, group.size):
+        raise ConfigurationError(
+            f"JAX was connected as process {found[0]} of {found[1]}, but this is process "
+            f"{group.rank} of {group.size}: leave jax.distributed.initialize to treadle.setup"
+        )
 
 
 def _initialized() -> bool:

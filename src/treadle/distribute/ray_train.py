@@ -8,7 +8,7 @@ import importlib
 import sys
 from typing import Any
 
-from .environment import RAY_TRAIN, Place, free_port
+from .environment import RAY_TRAIN, Place, free_port, is_in_ray
 
 
 def ray_place() -> Place | None:
@@ -17,7 +17,7 @@ def ray_place() -> Place | None:
     All workers must call this: process 0 sends its address to the others.
     """
     train: Any = sys.modules.get("ray.train")
-    if train is None:
+    if train is None or not is_in_ray():  # Ray can also train in processes that others started
         return None
     try:
         context = train.get_context()

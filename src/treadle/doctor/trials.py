@@ -199,6 +199,11 @@ class Trials:
         return self._train.state
 
     @property
+    def validated(self) -> Trial | None:
+        """The evaluation of validation data; None for one of a batch that is meant for training."""
+        return self.evaluation if self.validation is not None else None
+
+    @property
     def last(self) -> Trial:
         """The last step of `base`, which `again` repeats."""
         return self.base[-1]

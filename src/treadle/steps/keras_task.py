@@ -206,7 +206,9 @@ def _loss_weights(model: Any) -> Any:
     """Return the weights of the losses of several outputs, or None."""
     with warnings.catch_warnings(), suppress(Exception):  # of losses that have no configuration
         warnings.simplefilter("ignore")
-        return described(model.get_compile_config()["loss_weights"])
+        weights = model.get_compile_config()["loss_weights"]
+        # As pairs, since names that only one of two descriptions has are not compared.
+        return described(sorted(weights.items()) if isinstance(weights, Mapping) else weights)
     return None
 
 

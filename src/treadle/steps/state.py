@@ -138,7 +138,10 @@ class State:
         """Return the name by which the functions of the task use an object; empty if unknown."""
         of_class = [getattr(type(self._task), name, None) for name in sorted(STEPS)]
         functions = (*getattr(self._task, "_made_with", MadeWith({})).functions, *of_class)
-        return name_in(functions, wanted)
+        try:
+            return name_in(functions, wanted)
+        except Exception:  # objects of the user may raise anything when they are looked at
+            return ""
 
     def _holder_of(self, variable: Variable) -> str:
         """Return a sentence about an object that is not searched and holds a variable, if any."""

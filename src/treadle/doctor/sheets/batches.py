@@ -209,7 +209,7 @@ def _positions(lines: Lines, name: str, influences: Influences) -> None:
 
 def _evaluated(lines: Lines, leaf: Leaf, trials: Trials, influences: Influences) -> None:
     """Add the range of an array in the evaluation, and what its order counts for."""
-    evaluation = trials.evaluation
+    evaluation = trials.validated
     if evaluation is None:
         return
     for other in _named(leaf.name, [evaluation.batch]):

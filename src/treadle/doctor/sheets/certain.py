@@ -30,7 +30,7 @@ def loss_mistakes(trials: Trials, influences: Influences, terms: Terms) -> Itera
 
 def layer_mistakes(trials: Trials) -> Iterator[Finding]:
     """Yield the mistakes of layers and metrics."""
-    for trial in (trials.usual, trials.evaluation):
+    for trial in (trials.usual, trials.validated):
         if trial is not None:
             yield from _twice(trial)
             yield from _over_one(trial)
@@ -189,7 +189,7 @@ def _trains_otherwise(usual: Trial, other: Trial) -> bool:
 
 def _swapped(trials: Trials) -> Iterator[Finding]:
     """Yield losses and metrics whose prediction is an array of the batch, and y_true an output."""
-    both = [trial for trial in (trials.usual, trials.evaluation) if trial is not None]
+    both = [trial for trial in (trials.usual, trials.validated) if trial is not None]
     arrays = [leaf.array for trial in both for leaf in leaves_of(trial.batch)]
     outputs = [x for trial in both for x in trial.outputs.values()]
     for trial in both:

@@ -238,7 +238,7 @@ def _evaluation(trials: Trials) -> Iterator[Finding]:
             "E-trains",
             sorted(changed)[0],
             f"eval_step changes {len(changed)} variables that the optimizers train",
-            "the validation data are trained on",
+            "evaluations train the model",
             "compute losses and metrics in eval_step without applying gradients",
             "",
         )

@@ -115,8 +115,7 @@ def _measured(trials: Trials, steps: int | None) -> tuple[list[Line], list[Findi
         "mistakes of steps": lambda: step_mistakes(trials),
     }
     found = found or [x for name, part in mistakes.items() for x in _guarded(trials, name, part)]
-    first = {(x.code, x.where): x for x in reversed(found)}  # also where the evaluation makes it
-    return lines, [x for x in found if first[x.code, x.where] is x]
+    return lines, list(dict.fromkeys(found))
 
 
 def _guarded(trials: Trials, name: str, part: Callable[[], Any]) -> list[Any]:

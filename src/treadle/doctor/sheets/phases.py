@@ -44,7 +44,8 @@ def evaluation_facts(trials: Trials) -> list[Line]:
     """Return facts about the evaluation: what it returns and changes, compared with training."""
     lines, evaluation = Lines("evaluation"), trials.evaluation
     if evaluation is None:
-        lines.add("eval_step", "evaluation", "there is no evaluation", "object")
+        text = "not measured" if "evaluation" in trials.failed else "there is no evaluation"
+        lines.add("eval_step", "evaluation", text, "object")
         return lines.found
     if trials.validation is None:
         lines.add("eval_step", "evaluated on", "a batch of the training data", "evaluated", WIRING)
