@@ -240,7 +240,13 @@ class Slurm(Launcher):
                 daemon.wait()
 
     def command(self, directory: Path, backend: str) -> list[str]:
-        return ["sbatch", "--array=0-1", f"--output={directory}.txt", "slurm.sbatch", str(directory)]
+        return [
+            "sbatch",
+            "--array=0-1",
+            f"--output={directory}.txt",
+            "slurm.sbatch",
+            str(directory),
+        ]
 
     def run_directory(self, directory: Path) -> Path:
         """Return the folder of the first seed."""
