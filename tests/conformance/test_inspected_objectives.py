@@ -33,7 +33,7 @@ class Branching(Regression):
 
 
 def test_the_branch_that_an_objective_takes_is_seen() -> None:
-    assert lines_of(Branching(), "called")["head"] == ["1× in training"]
+    assert lines_of(Branching(), "called")["head"] == ["1× in training", "1× in evaluation"]
 
 
 class Scaled(Regression):
