@@ -182,6 +182,7 @@ def test_the_address_from_ray_counts_more_than_the_variables(
     for name, value in {"launcher": "", "in_thread": False}.items():
         monkeypatch.setattr(process_group(), name, value)
     monkeypatch.setattr(setup, "ray_place", lambda: place)
+    monkeypatch.setattr(setup, "_existing_layer", lambda: None)  # of an earlier test
     monkeypatch.setattr(joining, "join_processes", lambda place, backend: joined.append(place))
     treadle.setup()
     assert joined == [place]
