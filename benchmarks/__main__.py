@@ -27,6 +27,7 @@ MODULES = {
     "logs": "memory",
     "opening": "memory",
     "processes": "processes",
+    "scale": "scale",
     "exports": "exports",
 }
 

@@ -1,11 +1,15 @@
 """Programs that give the same results on several processes as in one, by name."""
 
 import itertools
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+import pytest
 from cases import CASES, batches_of
 from keras import ops
 from process_tasks import (
@@ -23,6 +27,7 @@ from process_tasks import (
     on_values,
     rows,
     source,
+    usual,
 )
 
 import treadle
@@ -204,7 +209,72 @@ def metric_results() -> Results:
         return {**steps, **logged, **loop.state.arrays()}
 
 
+class Wide(Small):
+    """A step whose rows need many numbers each, which notes how many rows it computes at once."""
+
+    def __init__(self, numbers: int) -> None:
+        super().__init__(usual)
+        self.numbers, self.most = numbers, 0
+
+    def _see(self, batch: Any) -> None:
+        self.most = max(self.most, batch[0].shape[0])
+
+    def train_step(self, batch: Any) -> Any:
+        self._see(batch)
+        wide = ops.exp(batch[0][:, :1] * ops.arange(self.numbers, dtype="float32") * 1e-9)
+        return {**super().train_step(batch), "wide": ops.mean(ops.sum(wide, axis=1))}
+
+    def eval_step(self, batch: Any) -> Any:
+        self._see(batch)
+        return {"loss": self.loss(batch[1], self.model(batch[0], training=False))}
+
+    def predict_step(self, batch: Any) -> Any:
+        self._see(batch)
+        return self.model(batch[0], training=False)
+
+
+def own_rows() -> Results:
+    """Train and evaluate; no process may run a step for more rows than it has."""
+    made: list[Wide] = []
+
+    def make() -> Wide:
+        made.append(Wide(4))
+        return made[0]
+
+    found = trained(make, count=48, whole=True)
+    return {**found, "rows": made[0].most * processes.process_group().size}
+
+
+def limited() -> Results:
+    """Train with half of the memory that a whole batch needs, which in one process fails."""
+
+    def train() -> Results:
+        return trained(lambda: Wide(1 << 22), count=16, batch_size=16)
+
+    if processes.process_group().size == 1:
+        with memory(400 << 20), pytest.raises(RuntimeError, match="can't allocate memory"):
+            train()
+        keras.backend.clear_session()
+        return train()
+    with memory(400 << 20):
+        return train()
+
+
+@contextmanager
+def memory(more: int) -> Generator[None]:
+    """Let this process have so many bytes of memory more than now."""
+    now = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more, now[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, now)
+
+
 CHECKS |= {
+    "own-rows": own_rows,
+    "limited": limited,
     "tokens": lambda: trained(lambda: Tokens(1)),
     "tokens-accumulated": lambda: trained(lambda: Tokens(3), count=33, batch_size=4),
     "masked": lambda: trained(Masked),

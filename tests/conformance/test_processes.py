@@ -77,6 +77,8 @@ RESULTS = (
     "predicted",
     "metric-results",
     "own-function",
+    "own-rows",
+    "limited",
 )
 MORE = (
     *("accumulating", "fewer-rows-than-processes", "short-batch-1", "short-batch-41", "streamed"),
@@ -175,7 +177,7 @@ ON_TENSORFLOW = (
 """TensorFlow has the rules of PyTorch: an example of each, as every check compiles two programs."""
 
 
-OFTEN = ("reference", "gathered", "sharded", "metric-results", "coupled-examples")
+OFTEN = ("reference", "own-rows", "gathered", "sharded", "metric-results", "coupled-examples")
 """The checks of the default selection on PyTorch."""
 
 

@@ -1,9 +1,9 @@
 """Predictions of several processes, each of which computes those of its rows of every batch.
 
-They are divided only if that changes nothing: for the first batch of each form, every process
-computes the predictions of the whole batch and of its rows, and compares them. If they differ in
-one process, because examples are combined, random numbers are drawn, or an output has no row for
-each example, all processes compute all of them.
+They are divided only if that changes nothing: for the first batch of each form, the predictions
+of its first rows, as many as one process computes, are compared with those of the same rows divided
+among all. If they differ in one process, because examples are combined, random numbers are drawn,
+or an output has no row for each example, all processes compute all of them.
 """
 
 from collections import deque
@@ -17,6 +17,8 @@ from ..backends.window import Rows, Window, own_rows
 from ..core import structures
 from ..core.processes import ProcessGroup
 from ..run.predictions import Array, Predictions
+from .dividing.agreement import first_rows, rows_to_compare
+from .dividing.rows import has_rows
 
 MOST_WORDS: Final = 4 << 20
 """The most numbers of four bytes that processes sum in one message."""
@@ -59,17 +61,12 @@ class DividedPredictions:
 
     def own_part(self, window: Window) -> Window:
         """Return the rows of a window for this process to predict on, or the whole window."""
-        own, caller = self._rows_of(window), self._caller(next(window.views()))
+        own = self._rows_of(window)
         known = self._known.get(window.form)
         # If a Python value of the task has changed, the caller is a new one.
-        if known is None or known[0] is not caller:
-            first = completed(window.split(1)[0], self._group).batch(0)
-            whole = caller.start([first], 0)()
-            try:
-                part = self._caller(own.batch(0)).start([own.batch(0)], 0)()
-            except Exception:  # for so many rows
-                part = None
-            known = caller, self._agree_on_dividing(whole, part, window.examples)
+        if known is None or known[0] is not self._caller_of(own if known[1] else window):
+            is_divided = self._is_divisible(window)
+            known = self._caller_of(own if is_divided else window), is_divided
             self._known[window.form] = known
         self._expected.extend([(window.examples, known[1])] * window.count)
         return own if known[1] else completed(window, self._group)
@@ -120,6 +117,9 @@ class DividedPredictions:
         parts = np.split(words.view("uint8")[:size], np.cumsum([len(x) for x in raw])[:-1])
         return [part.view(x.dtype).reshape(x.shape) for part, x in zip(parts, arrays, strict=True)]
 
+    def _caller_of(self, window: Window) -> Caller:
+        return self._caller(next(window.views()))
+
     def _place(self, examples: int) -> tuple[int, int]:
         return own_rows(examples, self._group.rank, self._group.size)
 
@@ -136,20 +136,23 @@ class DividedPredictions:
         )
         return Window(own, window.count, max(count, 1))
 
-    def _agree_on_dividing(self, whole: Any, own: Any, examples: int) -> bool:
-        """Return whether in all processes the predictions of rows equal those of the whole batch.
+    def _is_divisible(self, window: Window) -> bool:
+        """Return whether in all processes the predictions of rows equal those of a batch.
 
-        Args:
-            whole: The predictions of a batch.
-            own: Those of the rows of this process, or of one row if it has none.
-            examples: The number of rows of the batch.
+        Compared are the first rows of the window, as many as one process computes.
         """
-        first, count = self._place(examples)
+        examples, size = window.examples, self._group.size
+        few = rows_to_compare(examples, size)
+        is_apart = window.shares is not None and not window.shares.whole
+        batch = first_rows(window.batch(0), examples, few, self._group if is_apart else None)
+        first, count = self._place(few)
         place = slice(first, first + count) if count else slice(0, 1)
-        try:
+        part = structures.mapped(lambda x: x[place] if has_rows(x, few) else x, batch)
+        try:  # it may fail for so many rows
+            whole, own = (self._caller(rows).start([rows], 0)() for rows in (batch, part))
             pairs = zip(structures.flatten(whole), structures.aligned(own, whole), strict=True)
-            equal = all([_equal(np.asarray(a), np.asarray(b), examples, place) for a, b in pairs])
-        except (ValueError, TypeError):
+            equal = all([_equal(np.asarray(a), np.asarray(b), few, place) for a, b in pairs])
+        except Exception:
             equal = False
         return all(self._group.exchange(equal, AT))
 

@@ -109,7 +109,7 @@ def build_step(
         return values, weights
 
     settled = frozenset(map(id, earlier.variables.values()) if earlier is not None else ())
-    state, found = build(task, dry, batch, name, preflight, settled, effects)
+    state, found = build(task, dry, active().rows_to_try(batch), name, preflight, settled, effects)
     state.add_constants({}, constants)
     assigned = _assigned(state, found)
     scaled = _loss_scale_paths(state, found, name)

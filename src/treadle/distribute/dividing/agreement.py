@@ -13,8 +13,10 @@ from ...backends.program import Program
 from ...backends.types import Tensor, Variable
 from ...backends.window import own_rows
 from ...core import structures
+from ...core.processes import ProcessGroup
 from ...errors import ConfigurationError, DataError, StepError
 from .collectives import Collectives
+from .rows import has_rows
 
 AT: Final = "preparing a step for batches of a new form"
 
@@ -36,6 +38,26 @@ def check_batch(batch: Any, name: str, processes: Collectives) -> None:
                 "processes must read the same data in the same order, and take their rows of each "
                 "batch: give all the same seed and data, or use treadle.data.sharded"
             )
+
+
+def rows_to_compare(examples: int, processes: int) -> int:
+    """Return of how many rows of a batch results are compared: those of one process, at least 2."""
+    return max(own_rows(examples, 0, processes)[1], min(2, examples))
+
+
+def first_rows(batch: Any, examples: int, few: int, group: ProcessGroup | None = None) -> Any:
+    """Return the first rows of a batch.
+
+    Args:
+        batch: The batch.
+        examples: The number of its rows.
+        few: The number of rows to return.
+        group: The processes, if each has read only its own rows: process 0 sends them.
+    """
+    if group is None:
+        return structures.mapped(lambda x: x[:few] if has_rows(x, examples) else x, batch)
+    mine = [np.asarray(x)[: 0 if group.rank else few] for x in structures.flatten(batch)]
+    return structures.pack(batch, group.exchange_arrays(mine, AT)[0])
 
 
 def whole_batch(batch: Any, examples: int, processes: Collectives) -> Any:

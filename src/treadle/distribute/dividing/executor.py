@@ -21,6 +21,8 @@ from .agreement import (
     AT,
     check_batch,
     digests_of,
+    first_rows,
+    rows_to_compare,
     share_state,
     value_of,
     variables_of,
@@ -44,7 +46,9 @@ _REMEDY: Final = (
 class SharedExecutor:
     """Runs a step on several processes, with the results of one.
 
-    The first time, the step runs for the whole batch too, and both must agree; the state is
+    The first time, it is compared with a step in one process for the same rows: the first ones of
+    the batch, as many as one process computes, so that a batch need not fit into the memory of one
+    process. Only if that fails are all rows compared, and the error is about them. The state is
     restored.
 
     Args:
@@ -132,26 +136,55 @@ class SharedExecutor:
                 f"{self._processes.size} processes would train apart: use these, or train with one "
                 "process"
             )
-        first = window.batch(0)
-        if window.shares is not None and not window.shares.whole:
-            first = whole_batch(first, window.examples, self._processes)
-        check_batch(first, name, self._processes)
+        first, examples = window.batch(0), window.examples
+        is_apart = window.shares is not None and not window.shares.whole
+        if not is_apart:
+            check_batch(first, name, self._processes)
         share_state(program, self._processes)
-        batch = structures.mapped(self._processes.own.to_device, first)
-        if not any(len(x.shape) for x in structures.flatten(batch)):
+        if not any(len(x.shape) for x in structures.flatten(first)):
             return  # no rows to divide: all processes compute the same
-        noted, processes = Seen(), self._processes
+        few = rows_to_compare(examples, self._processes.size)
+        if few < examples:
+            part = first_rows(first, examples, few, self._processes.group if is_apart else None)
+            try:
+                compared = self._compared(part, few)
+            except Exception:  # in all processes
+                if self._processes.fails_always:
+                    raise
+            else:
+                self._rows = compared.for_batches_of(examples)
+                self._check_sums(structures.mapped(self._processes.own.to_device, first))
+                return
+        if is_apart:
+            first = whole_batch(first, examples, self._processes)
+        self._rows = self._compared(first, examples)
+
+    def _compared(self, batch: Any, examples: int) -> OwnRows:
+        """Return how the rows of batches are computed such that results are those of one process.
+
+        Args:
+            batch: A batch of NumPy arrays, the same in all processes.
+            examples: The number of its rows.
+
+        Raises:
+            StepError: There is no way.
+        """
+        program, processes = self._program, self._processes
+        batch = structures.mapped(processes.own.to_device, batch)
+        noted = Seen()
+        self._rows = None
         with processes.undone(program), self._around(program), processes.patched():
             with computing(None, noted):
                 expected = _copied(run_step(program, batch, 0))
             counted = {path: _array(value_of(v)) for path, v in _summed(program).items()}
-        self._rows = mine = OwnRows(processes, window.examples, noted)
+        self._rows = mine = OwnRows(processes, examples, noted)
         reasons: dict[str, _Difference] = {}
         while why := self._difference(mine, batch, expected, counted):
             reasons.setdefault(why.kind, why)
             if not mine.adapt(why.kind, why.names):
                 text = reasons[why.kind].text
-                raise StepError(f"{name} on {processes.size} processes: {text}. {_REMEDY}")
+                raise StepError(f"{program.name} on {processes.size} processes: {text}. {_REMEDY}")
+        return mine
 
     def _difference(
         self, mine: OwnRows, batch: Any, expected: StepResult, counted: Mapping[str, Any]

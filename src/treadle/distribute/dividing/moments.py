@@ -6,7 +6,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from .rows import OwnRows, rows, seen
+from .rows import MOMENTS, OwnRows, rows, seen
 
 Call = Callable[..., Any]
 
@@ -36,10 +36,10 @@ def rows_with_moments(x: Any, axes: Sequence[int]) -> OwnRows | None:
         return None
     mine, noted, shape = rows(), seen(), tuple(x.shape)
     if noted is not None:
-        noted.moments.add(shape)
+        noted.shapes[MOMENTS].add(shape)
     if mine is None:
         return None
-    whole = mine.whole_shape(shape, mine.seen.moments, "a tensor to compute moments of")
+    whole = mine.whole_shape(MOMENTS, shape)
     return None if whole is None else mine
 
 

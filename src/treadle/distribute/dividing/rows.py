@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import keras
 from keras import ops
@@ -18,19 +18,21 @@ from .collectives import Collectives, Total, is_float
 Shape = tuple[int, ...]
 _running = threading.local()
 
+# What has a shape that may depend on the number of rows, as messages say it.
+DRAW: Final = "a random draw"
+MOMENTS: Final = "a tensor to compute moments of"
+
 
 class Seen:
     """What a step did with the whole batch, which tells how shapes depend on the number of rows.
 
     Attributes:
-        draws: The shapes of its random draws.
-        moments: The shapes of the tensors whose moments it computed.
+        shapes: The shapes of its random draws, and of the tensors whose moments it computed.
         results: For each outermost call of `gradients`, its losses and the gradients.
     """
 
     def __init__(self) -> None:
-        self.draws: set[Shape] = set()
-        self.moments: set[Shape] = set()
+        self.shapes: dict[str, set[Shape]] = {DRAW: set(), MOMENTS: set()}
         self.results: list[tuple[list[Any], list[Any]]] = []
 
     def note(self, losses: Mapping[str, Any], gradients: Mapping[str, Sequence[Any]]) -> None:
@@ -76,6 +78,7 @@ class OwnRows:
         self.averaged: frozenset[str] = frozenset()
         self.sums_nested = self.averages_applied = False
         self.results: list[tuple[list[Any], list[Any]]] | None = None
+        self._met: dict[tuple[str, Shape], Shape | None] = {}
         self._means: list[Any] = []
 
     def end_step(self) -> None:
@@ -108,21 +111,34 @@ class OwnRows:
         return structures.mapped(self._of, batch)
 
     def _of(self, x: Any) -> Any:
-        if not len(x.shape) or x.shape[0] != self.examples:
-            return x
-        return x[self.first : self.first + self.count]
+        return x[self.first : self.first + self.count] if has_rows(x, self.examples) else x
 
-    def whole_shape(self, shape: Shape, seen: set[Shape], what: str) -> Shape | None:
+    def for_batches_of(self, examples: int) -> "OwnRows":
+        """Return the same for batches of another number of rows, which no process has computed."""
+        seen = Seen()
+        for (what, shape), whole in self._met.items():
+            if whole is not None:
+                shape = whole[0] // self.examples * examples, *whole[1:]
+            seen.shapes[what].add(shape)
+        other = OwnRows(self._processes, examples, seen)
+        other.averaged, other.sums_nested = self.averaged, self.sums_nested
+        other.averages_applied = self.averages_applied
+        return other
+
+    def whole_shape(self, what: str, shape: Shape) -> Shape | None:
         """Return the shape for the whole batch of a tensor with these rows, or None for others.
 
         Args:
+            what: The kind of tensor: `DRAW` or `MOMENTS`.
             shape: The shape here.
-            seen: The shapes of the whole batch.
-            what: The tensor, for messages.
 
         Raises:
             StepError: Both are possible, or the rows are along another axis.
         """
+        found = self._met[what, shape] = self._whole_shape(what, shape, self.seen.shapes[what])
+        return found
+
+    def _whole_shape(self, what: str, shape: Shape, seen: set[Shape]) -> Shape | None:
         if shape not in seen:
             for axis, size in enumerate(shape[1:], 1):
                 along = (*shape[:axis], self.examples, *shape[axis + 1 :])
@@ -293,6 +309,11 @@ class OwnRows:
         chosen = [g for g in gradients if g is not None]
         found = iter(self.totals([g * self.share for g in chosen]))
         return [None if g is None else next(found) for g in gradients]
+
+
+def has_rows(x: Any, examples: int) -> bool:
+    """Return whether a tensor has a row for each example."""
+    return len(x.shape) > 0 and x.shape[0] == examples
 
 
 def rows() -> OwnRows | None:

@@ -16,7 +16,7 @@ from ...core.internals import Internal
 from ...core.keras_internals import INTERNALS as KERAS_INTERNALS
 from ...errors import StepError
 from ..dividing.moments import Call, masked_moments, number_of, rows_with_moments
-from ..dividing.rows import OwnRows, applied, rows, seen
+from ..dividing.rows import DRAW, OwnRows, applied, rows, seen
 
 
 def of_shape(original: Call, shape: Any, **kwargs: Any) -> Any:
@@ -161,7 +161,7 @@ def _whole(shape: tuple[int, ...]) -> tuple[OwnRows | None, tuple[int, ...] | No
     """Return the rows of this process if it takes them of a draw, and the shape of all of it."""
     mine, noted = rows(), seen()
     if noted is not None:
-        noted.draws.add(shape)
+        noted.shapes[DRAW].add(shape)
     if mine is None:
         return None, None
-    return mine, mine.whole_shape(shape, mine.seen.draws, "a random draw")
+    return mine, mine.whole_shape(DRAW, shape)

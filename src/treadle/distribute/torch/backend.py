@@ -16,11 +16,12 @@ from ...backends.torch.capture.proof import Captured
 from ...backends.torch.capture.recording import current
 from ...backends.torch.capture.trials import device, undone
 from ...backends.types import Tensor, Variable
+from ...backends.window import examples_of
 from ...core.internals import wrapped
 from ...core.options import Options
 from ...core.processes import ProcessGroup
 from ...errors import ConfigurationError
-from ..dividing.agreement import refusal
+from ..dividing.agreement import first_rows, refusal, rows_to_compare
 from ..dividing.backend import DividedBackend
 from .replacements import REPLACEMENTS, Draws
 
@@ -39,6 +40,11 @@ class TorchGroup(DividedBackend):
     def around(self, program: Program) -> AbstractContextManager[Any]:
         """Return the context in which a step runs eagerly."""
         return around(program)
+
+    def rows_to_try(self, batch: Any) -> Any:
+        """Return as many rows as one process computes: a trial computes all that it is given."""
+        examples = examples_of(batch)
+        return first_rows(batch, examples, rows_to_compare(examples, self.size))
 
     def divides(self) -> bool:
         """Return whether no function of `torch.vmap` or `torch.func.grad` is running."""

@@ -15,7 +15,7 @@ from ...backends.torch.patches import TorchDispatchMode
 from ...core.keras_internals import INTERNALS as KERAS_INTERNALS
 from ...errors import StepError
 from ..dividing.moments import Call, masked_moments, number_of, rows_with_moments
-from ..dividing.rows import OwnRows, applied, rows, seen
+from ..dividing.rows import DRAW, OwnRows, applied, rows, seen
 
 # Draws whose number of random bits does not depend on their parameters, which may therefore be any
 # in rows of other processes; with the position of the parameters, and a valid value.
@@ -57,10 +57,10 @@ class Draws(TorchDispatchMode):
         if shape is None:  # drops nothing
             return func(*args, **kwargs)
         if noted is not None:
-            noted.draws.add(shape)
+            noted.shapes[DRAW].add(shape)
         if mine is None:
             return func(*args, **kwargs)
-        whole = mine.whole_shape(shape, mine.seen.draws, "a random draw")
+        whole = mine.whole_shape(DRAW, shape)
         if whole is None or whole == shape:
             return func(*args, **kwargs)
         return _drawn(func, args, kwargs, mine, whole)
