@@ -22,7 +22,7 @@ from treadle.core.randomness import random_states
 from treadle.doctor.sheets.lines import HOW, UNNAMED
 from treadle.doctor.sheets.sheet import SCHEMA
 from treadle.errors import ConfigurationError, DataError
-from treadle.steps import transforms
+from treadle.steps import probes, transforms
 from treadle.steps.state import State
 
 ROOT = Path(__file__).parents[2]
@@ -201,7 +201,7 @@ def dropping() -> Any:
 def test_the_facts_of_a_small_task() -> None:
     sheet = inspected(*dropping())
     assert value(sheet, "batch[0]", "influences") == [
-        *("predictions", "loss", "gradients", "returned values", "metric mae")
+        *("predictions", "loss", "gradients", "returned values"),
     ]
     assert value(sheet, "batch[0]", "a row changes predictions of")[0] != "its own row"
     assert value(sheet, "batch[1]", "a row counts in the loss of") == ["its own row"]
@@ -231,7 +231,8 @@ def test_the_text_marks_what_is_unusual_and_says_how_it_was_measured() -> None:
 
     x, y = numbers()
     sheet = inspected(Unweighted(), source(x, y, np.abs(y)))
-    (line,) = [text for text in str(sheet).splitlines() if " batch[2]: " in text]
+    line, again = [text for text in str(sheet).splitlines() if " batch[2]: " in text]
+    assert again == "unusual batch[2]: influences nothing  (without influence)"
     assert line.startswith("!   batch[2]: 32×1 float32; from ")
     assert line.endswith("influences nothing  (without influence)")
     assert HOW["values"] not in str(sheet) and HOW["row"] in sheet.text(how=True)
@@ -565,3 +566,9 @@ def test_values_that_are_missing_on_purpose_are_not_blamed_for_an_overflow() -> 
 def test_a_source_without_batches_is_refused() -> None:
     with pytest.raises(DataError, match="gave no batch in epoch 1"):
         treadle.doctor.inspect(Regression(), [])
+
+
+def test_a_call_below_a_command_has_no_line_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert probes.user_line().startswith("test_inspect.py:")
+    monkeypatch.setattr(probes, "COMMANDS", __file__)
+    assert probes.user_line() == ""

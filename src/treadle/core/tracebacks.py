@@ -10,6 +10,7 @@ from .process_settings import BACKENDS
 from .progress import Progress
 
 PACKAGE = str(Path(__file__).parents[1]) + os.sep
+COMMANDS = PACKAGE + "cli" + os.sep
 RECIPES = PACKAGE + "recipes" + os.sep  # these contain steps like those of users
 WRAPPERS = PACKAGE + os.path.join("backends", "ranges.py")  # around functions of libraries
 SETTING = "TREADLE_TRACEBACK"

@@ -48,7 +48,7 @@ from ..backends.step_context import context, recorded_by
 from ..backends.types import Tensor
 from ..core import structures
 from ..core.keras_internals import INTERNALS
-from ..core.tracebacks import MACHINERY, PACKAGE, RECIPES
+from ..core.tracebacks import COMMANDS, MACHINERY, PACKAGE, RECIPES
 
 _REST: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -478,6 +478,8 @@ def user_line() -> str:
     while frame is not None:
         module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         file = frame.f_code.co_filename
+        if file.startswith(COMMANDS):  # what called it is no code of the user
+            return ""
         ours = file.startswith(PACKAGE) and not file.startswith(RECIPES)
         if not ours and module not in MACHINERY and module not in ("importlib", "numpy"):
             return f"{Path(file).name}:{frame.f_lineno}"

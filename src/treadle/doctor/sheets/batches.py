@@ -147,8 +147,8 @@ def _influence(lines: Lines, leaf: Leaf, influences: Influences, inputs: set[str
     what = ["predictions"] if found["predictions"] else []
     what += found["losses"]
     what += [kind for kind in ("gradients", "returned values") if found[kind]]
-    metrics = influences.trials.metrics_of(found["variables"])
-    what += [f"metric {metric}" for metric in metrics]
+    if not what:  # of other arrays it is chance: one row may be counted as before
+        what = [f"metric {name}" for name in influences.trials.metrics_of(found["variables"])]
     lines.add(name, "influences", what, "row", WIRING, "" if what else "without influence")
     rows = rows_of(usual.batch)
     if rows is None:

@@ -71,7 +71,9 @@ class Sheet:
             how: Whether to add below each line how its facts were measured.
             whole: Whether to show every subject of a group, and the facts that are usual.
         """
-        return "\n".join([*self._facts(how, whole), *self._mistakes(), self.summary])
+        return "\n".join(
+            [*self._facts(how, whole), *self._unusual(), *self._mistakes(), self.summary]
+        )
 
     def _facts(self, how: bool, whole: bool) -> Iterator[str]:
         for group in GROUPS:
@@ -98,6 +100,14 @@ class Sheet:
             if name not in left
         }
         return {name: lines for name, lines in shown.items() if lines}, left
+
+    def _unusual(self) -> Iterator[str]:
+        """Yield the marked facts again, without the usual ones of their subjects."""
+        marked = [line for line in self.lines if line.mark]
+        for line in marked[:MOST]:
+            yield f"unusual {line.subject}: {line.text}  ({line.mark})"
+        if marked[MOST:]:
+            yield f"unusual … {len(marked) - MOST} more"
 
     def _mistakes(self) -> Iterator[str]:
         for what, reason in self.not_measured.items():
