@@ -5,11 +5,13 @@ from collections import OrderedDict
 import keras
 import numpy as np
 import pytest
+from keras import ops
 
+import treadle
 from tests.data_batches import all_batches
 from treadle.data import as_source, from_arrays, limited
 from treadle.data.foreign import sources as foreign
-from treadle.errors import DataError
+from treadle.errors import DataError, StateError
 
 X = np.arange(20, dtype=np.float32).reshape(10, 2)
 Y = np.arange(10)
@@ -31,7 +33,7 @@ def torch_loader(**arguments):
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
-    data = TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
+    data = TensorDataset(torch.tensor(X), torch.tensor(Y))
     return DataLoader(data, batch_size=4, **arguments)
 
 
@@ -392,3 +394,45 @@ def test_batches_keep_the_order_of_keys_and_scalars_are_no_examples():
         assert window.examples == 4
         assert source.batch_examples in (None, 4)
     assert as_source(scaled).batch_examples == 4
+
+
+def test_zeros_of_a_loader_have_the_form_of_its_batches_and_draw_nothing() -> None:
+    import torch
+
+    first = [a.numpy() for a in next(iter(torch_loader()))]
+    generator = torch.Generator().manual_seed(3)
+    source = as_source(torch_loader(shuffle=True, generator=generator))
+    before = generator.get_state(), torch.get_rng_state()
+    x, y = source.zeros(4)
+    assert [(a.shape, a.dtype) for a in (x, y)] == [(a.shape, a.dtype) for a in first]
+    assert not x.any() and not y.any()
+    source.zeros(4)
+    assert torch.equal(before[1], torch.get_rng_state())
+    assert torch.equal(torch.Generator().manual_seed(3).get_state(), before[0])
+    # Workers get a copy of the data set, and a file that it has opened would be shared with them.
+    assert as_source(torch_loader(num_workers=1)).zeros is None
+
+
+def test_a_mistake_in_an_evaluation_on_a_loader_shows_before_the_first_step() -> None:
+    unreachable = keras.metrics.MeanSquaredError()
+
+    class Counting(treadle.Task):
+        def __init__(self) -> None:
+            self.model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+            self.optimizer = keras.optimizers.SGD(0.01)
+
+        def train_step(self, batch):
+            return {
+                "loss": treadle.minimize(
+                    lambda: ops.mean(self.model(batch[0])), self.model, self.optimizer
+                )
+            }
+
+        def eval_step(self, batch):
+            unreachable.update_state(batch[1], self.model(batch[0])[:, 0])
+            return {}
+
+    with treadle.Loop(Counting(), console=False) as loop:
+        with pytest.raises(StateError, match="eval_step uses mean_squared_error/total"):
+            loop.fit(from_arrays(X, Y, batch_size=4), torch_loader(), epochs=1)
+        assert loop.progress.step == 0

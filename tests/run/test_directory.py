@@ -356,7 +356,11 @@ def test_a_run_with_only_the_checkpoint_of_step_0_reports_that_it_starts_there(
     with pytest.raises(OSError, match="killed"):
         run(tmp_path, hooks=[treadle.at("1 steps", die)])
     run(tmp_path, hooks=[often, treadle.at("1 epochs", lambda loop: loop.save())], console=True)
-    assert "there is no checkpoint after step 0: the run restarts from step 0" in said(capsys)
+    restarts = (
+        "checkpoint after step 0: the run restarts from step 0. To lose less, save more often: "
+    )
+    restarts += "hooks=[treadle.hooks.Checkpoint(every='10 s')]"
+    assert f"there is no {restarts}" in said(capsys)
     write_record(tmp_path, {**recorded(tmp_path), "finished": None})
     for file in tmp_path.glob("checkpoints/step-00000000000[1-9]*/*.safetensors"):
         file.write_bytes(file.read_bytes()[:100])

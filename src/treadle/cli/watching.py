@@ -170,14 +170,10 @@ def _print(found: list[RunState]) -> None:
     differing = states.differing_settings(found)
     if len(found) == 1:  # nothing to compare: those of layers and optimizers are left out
         differing = {name for name in differing if "." not in name and name != "holds_eval_step"}
-    else:  # facts about layers that only some runs have would fill the table
+    else:  # facts about layers and optimizers that only some runs have would fill the table
         readable = [set(flattened(run.settings)) for run in found if run.state != "unreadable"]
         all_have = set[str].intersection(*readable) if readable else set()
-        differing = {
-            name
-            for name in differing
-            if name in all_have or not any(part.isdigit() for part in name.split("."))
-        }
+        differing = {name for name in differing if name in all_have or _is_short(name)}
     for run in found:
         settings = "  ".join(
             f"{name}={_setting(value)}"
@@ -199,6 +195,12 @@ def _print(found: list[RunState]) -> None:
     for run in found:
         if run.state in ("unreadable", "failed"):
             output.note(clean(f"{run.directory} {run.state}: {run.reason}", 500))
+
+
+def _is_short(name: str) -> bool:
+    """Return whether a setting is no detail: it has one name, or is the class of an object."""
+    *parts, last = name.split(".")
+    return not parts or (last == "class" and not any(part.isdigit() for part in parts))
 
 
 def _setting(value: Any) -> str:

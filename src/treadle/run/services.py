@@ -108,7 +108,8 @@ class Services:
         if found is not None and found.progress.step == 0:
             readable = "readable " if saved.rejected else ""
             self.reporter.print(
-                f"there is no {readable}checkpoint after step 0: the run restarts from step 0"
+                f"there is no {readable}checkpoint after step 0: the run restarts from step 0. To "
+                "lose less, save more often: hooks=[treadle.hooks.Checkpoint(every='10 s')]"
             )
         return found
 

@@ -1,11 +1,15 @@
 """Conversion of a PyTorch `DataLoader` to a source."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
+
+from ...core.structures import mapped
 from ...errors import DataError
 from ..iterables import forward_only, length_of, type_name
+from ..random_states import preserved
 from ..reader import BatchSource
 from ..reading import Reading
 from ..states import Keeper, Resumable, generators_of, keeper_of
@@ -39,7 +43,34 @@ def from_torch(data: Any) -> BatchSource | None:
         batch_examples=loader.batch_size,
         inexact=_inexact(loader, keeper),
         seeks=False,
+        zeros=_zeros_of(loader),
     )
+
+
+def _zeros_of(loader: Any) -> Callable[[int], Any] | None:
+    """Return a function that makes a batch of zeros in the form of a loader's; None without one.
+
+    The function reads the first example, and restores what it has drawn from. A data set that
+    workers read is not touched here: a file that it opens must not be shared with them.
+    """
+    from torch.utils.data import IterableDataset
+
+    single = loader.batch_size is None or isinstance(loader.dataset, IterableDataset)
+    if single or loader.num_workers:
+        return None
+
+    def zeros(examples: int) -> Any:
+        parts = _lasting_parts(loader)
+        before = [part.state() for part in parts]
+        try:
+            with preserved():
+                batch = loader.collate_fn([loader.dataset[0]])
+        finally:
+            for part, state in zip(parts, before, strict=True):
+                part.restore(state)
+        return mapped(lambda x: np.zeros((examples, *x.shape[1:]), np.asarray(x).dtype), batch)
+
+    return zeros
 
 
 def _batches(
