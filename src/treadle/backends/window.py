@@ -185,6 +185,16 @@ class Window:
         count = sum(window.count for window in windows)
         return Window(stacked, count, self.examples, shares=self.shares)
 
+    def of_each(self, part: slice) -> "Window":
+        """Return a window with these rows of each batch, where an array has one per example."""
+        if self.rows is not None:
+            rows = self.rows
+            return Window.of_rows(Rows(rows.owner, rows.arrays, rows.indices[:, part]))
+        own = structures.mapped(
+            lambda x: x[:, part] if x.ndim > 1 and x.shape[1] == self.examples else x, self._batches
+        )
+        return Window(own, self.count, len(range(self.examples)[part]))
+
     def is_like(self, other: "Window") -> bool:
         """Return whether another window may follow in one with this: its batches have equal forms.
 

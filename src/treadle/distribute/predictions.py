@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..backends.base import Caller
-from ..backends.window import Rows, Window, own_rows
+from ..backends.window import Window, own_rows
 from ..core import structures
 from ..core.processes import ProcessGroup
 from ..run.predictions import Array, Predictions
@@ -125,16 +125,8 @@ class DividedPredictions:
 
     def _rows_of(self, window: Window) -> Window:
         """Return the rows of each batch that this process computes; one if it has none."""
-        examples = window.examples
-        first, count = self._place(examples)
-        part = slice(first, first + count) if count else slice(0, 1)
-        if window.rows is not None:
-            rows = window.rows
-            return Window.of_rows(Rows(rows.owner, rows.arrays, rows.indices[:, part]))
-        own = structures.mapped(
-            lambda x: x[:, part] if _has_rows(x, examples) else x, window.batches
-        )
-        return Window(own, window.count, max(count, 1))
+        first, count = self._place(window.examples)
+        return window.of_each(slice(first, first + count) if count else slice(0, 1))
 
     def _is_divisible(self, window: Window) -> bool:
         """Return whether in all processes the predictions of rows equal those of a batch.
@@ -181,7 +173,3 @@ def _equal(whole: Array, own: Array, examples: int, place: slice) -> bool:
     size = float(np.nanmax(np.abs(np.where(np.isfinite(a), a, 0)), initial=0))
     limit = CLOSE.get(rows.itemsize, 1e-4) * size + 1e-7
     return bool(np.allclose(a, b, rtol=0, atol=limit, equal_nan=True))
-
-
-def _has_rows(x: Array, examples: int) -> bool:
-    return x.ndim > 1 and x.shape[1] == examples

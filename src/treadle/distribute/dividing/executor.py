@@ -12,6 +12,7 @@ from ...backends.base import Outputs
 from ...backends.eager import StepResult, run_step
 from ...backends.plans import Facts
 from ...backends.program import Program
+from ...backends.step_context import context
 from ...backends.window import Following, Window
 from ...core import structures
 from ...core.options import Options
@@ -80,17 +81,17 @@ class SharedExecutor:
         """Check the step on several processes, and return the facts that determine its plan."""
         self._prepare(window)
         with self._processes.preparing():
-            return self._executor.facts(window)
+            return self._executor.facts(self._own(window))
 
     def compile(self, window: Window) -> bool:
         """Capture the step if it is not captured yet."""
         self._prepare(window)
         self._executor.plan = self.plan
         with self._processes.preparing():
-            return self._executor.compile(window)
+            return self._executor.compile(self._own(window))
 
     def transfer(self, window: Window) -> None:
-        """Do nothing: each process takes its rows of a batch when its step runs."""
+        """Do nothing: the rows of this process are taken when the step runs."""
 
     def run(
         self,
@@ -101,7 +102,20 @@ class SharedExecutor:
     ) -> Outputs:
         """Run the window's batches in order."""
         self.compile(window)
-        return self._executor.run(window, first_step, background, following)
+        own = self._own(window)
+
+        def after(most: int) -> Window | None:
+            found = None if following is None else following(most)
+            return None if found is None else self._own(found)
+
+        return self._executor.run(own, first_step, background, following and after)
+
+    def _own(self, window: Window) -> Window:
+        """Return the rows of this process of each batch; only these are gathered and copied."""
+        mine = self._rows
+        return (
+            window if mine is None else window.of_each(slice(mine.first, mine.first + mine.count))
+        )
 
     def _function(self, batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Run the step for these rows, and reduce what it returns and what metrics count."""
@@ -110,6 +124,7 @@ class SharedExecutor:
             return self._program.function(batch)
         processes = self._processes
         processes.begin_step()
+        context().examples = mine.examples
         counts = Counts(self._program, mine, processes, self._metrics)
         try:
             with computing(mine), processes.patched(), counts.exact_results():
@@ -153,7 +168,8 @@ class SharedExecutor:
                     raise
             else:
                 self._rows = compared.for_batches_of(examples)
-                self._check_sums(structures.mapped(self._processes.own.to_device, first))
+                own = self._rows.of_batch(first)
+                self._check_sums(structures.mapped(self._processes.own.to_device, own))
                 return
         if is_apart:
             first = whole_batch(first, examples, self._processes)

@@ -57,6 +57,7 @@ class OwnRows:
         examples: The number of rows of the whole batch.
         first: The first row.
         count: The number of rows that are computed.
+        part: These rows of the batch.
         is_idle: Whether their results are dropped.
         share: The share of the rows in the batch; 0 if they are dropped.
         averaged: The paths of variables of metrics that are updated once for a batch, and not with
@@ -74,6 +75,7 @@ class OwnRows:
         self.is_idle = count == 0
         self.first = 0 if self.is_idle else first
         self.count, self.share = max(count, 1), count / examples
+        self.part = slice(self.first, self.first + self.count)
         self._total = Total(processes, 1 / self.share if count else 1.0)
         self.averaged: frozenset[str] = frozenset()
         self.sums_nested = self.averages_applied = False
@@ -111,7 +113,7 @@ class OwnRows:
         return structures.mapped(self._of, batch)
 
     def _of(self, x: Any) -> Any:
-        return x[self.first : self.first + self.count] if has_rows(x, self.examples) else x
+        return x[self.part] if has_rows(x, self.examples) else x
 
     def for_batches_of(self, examples: int) -> "OwnRows":
         """Return the same for batches of another number of rows, which no process has computed."""
@@ -165,10 +167,9 @@ class OwnRows:
     def rows_of(self, x: Any) -> Any:
         """Return these rows of a tensor for the whole batch, or for several ones concatenated."""
         blocks, rest = x.shape[0] // self.examples, tuple(x.shape[1:])
-        mine = slice(self.first, self.first + self.count)
         if blocks == 1:
-            return x[mine]
-        parts = ops.reshape(x, (blocks, self.examples, *rest))[:, mine]
+            return x[self.part]
+        parts = ops.reshape(x, (blocks, self.examples, *rest))[:, self.part]
         return ops.reshape(parts, (blocks * self.count, *rest))
 
     def gathered(self, x: Any) -> Any:
