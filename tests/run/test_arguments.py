@@ -1,6 +1,7 @@
 """What a loop cannot mean is refused at once, and the message says what to write."""
 
 import inspect
+from functools import partial
 from typing import Any
 
 import keras
@@ -9,15 +10,18 @@ import pytest
 
 import treadle
 from treadle.core.habits import (
+    OF_ARRAYS,
     OF_HOOKS,
     OF_MODEL_CHECKPOINT,
     OF_MONITORS,
     OF_PLATEAU,
     OF_STOPPING,
+    OF_TENSORBOARD,
     OF_TREADLE,
 )
 from treadle.errors import ConfigurationError, DataError, StepError
 from treadle.run import habits
+from treadle.run.run import Run
 
 
 class Mine(treadle.Task):
@@ -41,7 +45,9 @@ class Recorder(treadle.Hook):
 
 
 def fit_model(**how: Any) -> Any:
-    return treadle.fit(dense(), np.ones((4, 2)), np.ones((4, 1)), **how)
+    model = dense()
+    model.compile("sgd", "mse")
+    return treadle.fit(model, np.ones((4, 2)), np.ones((4, 1)), **how)
 
 
 def fit(**how: Any) -> Any:
@@ -83,6 +89,10 @@ EVERY = treadle.every("1 step", lambda loop: None)
             lambda: loop(hooks=[keras.callbacks.EarlyStopping()]),
             r"^EarlyStopping is a Keras callback, not a hook: write hooks=\[treadle\.hooks\."
             r"KerasCallbacks\(\[…\]\)\] around it$",
+        ),
+        (
+            lambda: fit_model(callbacks=[treadle.hooks.EarlyStopping("loss")]),
+            r"^EarlyStopping is a hook, not a Keras callback: pass it as hooks=\[…\]$",
         ),
         (
             lambda: treadle.Loop(Parts()),
@@ -155,6 +165,8 @@ def test_invalid_arguments_are_refused(call: Any, message: str) -> None:
         (treadle.hooks.EarlyStopping, "EarlyStopping", OF_STOPPING),
         (treadle.hooks.ReduceOnPlateau, "ReduceOnPlateau", OF_PLATEAU),
         (treadle.hooks.Checkpoint, "Checkpoint", OF_MODEL_CHECKPOINT),
+        (treadle.hooks.TensorBoard, "TensorBoard", OF_TENSORBOARD),
+        (partial(treadle.data.from_arrays, np.ones(4), batch_size=2), "from_arrays", OF_ARRAYS),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -163,7 +175,8 @@ def test_arguments_of_other_libraries_are_translated(method: Any, of: str, habit
         with pytest.raises(ConfigurationError) as caught:
             method(**{name: 1})
         assert str(caught.value) == f"{of} has no argument {name}: {remedy}"
-    functions = {"Loop.fit": treadle.Loop.fit, "treadle.fit": treadle.fit}
+    functions: dict[str, Any] = {"Loop.fit": treadle.Loop.fit, "treadle.fit": treadle.fit}
+    functions["from_arrays"] = treadle.data.from_arrays
     function = functions.get(of, method if inspect.isclass(method) else treadle.Loop)
     assert not habits.keys() & {*inspect.signature(function).parameters}
     with pytest.raises(TypeError, match="unexpected keyword argument 'epohcs'"):
@@ -181,6 +194,25 @@ def test_names_of_other_libraries_are_translated(module: Any, habits: Any) -> No
         assert str(caught.value) == (f"{expected}: {remedy}" if remedy else expected)
 
 
+def test_attributes_of_other_trainers_are_translated() -> None:
+    trained = loop()
+    for name, remedy in habits.OF_LOOPS.items():
+        with pytest.raises(AttributeError) as caught:
+            getattr(trained, name)
+        assert str(caught.value) == f"'Loop' object has no attribute {name!r}: {remedy}"
+    with pytest.raises(AttributeError, match=r"^'Loop' object has no attribute 'nothing'$"):
+        _ = trained.nothing
+
+
+def test_a_property_of_a_loop_keeps_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def state(run: Any) -> Any:
+        raise AttributeError("in a property of the task")
+
+    monkeypatch.setattr(Run, "state", property(state))
+    with pytest.raises(AttributeError, match=r"^in a property of the task$"):
+        _ = loop().state
+
+
 def test_a_metric_that_is_returned_too_is_left_out() -> None:
     class Counting(treadle.Task):
         def __init__(self) -> None:
@@ -193,6 +225,14 @@ def test_a_metric_that_is_returned_too_is_left_out() -> None:
     message = "leave it out of the returned values, since the metric is logged under its name"
     with pytest.raises(StepError, match=message):
         treadle.Loop(Counting(), console=False).fit([np.ones(2)], epochs=1)
+
+
+def test_arrays_need_a_batch_size() -> None:
+    message = (
+        r"^from_arrays needs batch_size=…: write treadle\.data\.from_arrays\(x, y, batch_size=32\)$"
+    )
+    with pytest.raises(ConfigurationError, match=message):
+        treadle.data.from_arrays(np.ones(4))  # pyright: ignore[reportCallIssue]
 
 
 @pytest.mark.parametrize("size", [32.0, "32", None])

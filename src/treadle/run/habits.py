@@ -21,6 +21,9 @@ OF_FIT: Final = {
     "class_weight": "give batches (x, y, sample_weight), with the weight of each row's class",
     "validation_data": "write validation=source",
     "val_dataloaders": "write validation=source",
+    "train_data": "write train=source",
+    "train_dataloaders": "write train=source",
+    "hooks": "pass hooks=[…] to treadle.Loop",
     "validation_split": "split the arrays, and write validation=source",
     "validation_steps": "write validation=treadle.data.limited(source, batches)",
     "validation_freq": 'write validate_every="2 epochs"',
@@ -44,8 +47,25 @@ OF_LOOP: Final = {
     "verbose": _QUIET,
     "log_dir": 'write directory="runs/mine"',
     "logdir": 'write directory="runs/mine"',
+    "dir": 'write directory="runs/mine"',
+    "default_root_dir": 'write directory="runs/mine"',
     "seed": "call treadle.setup(seed=…) before",
 }
+_FIT: Final = "write loop.fit(train, epochs=…)"
+_EVALUATE: Final = "write loop.evaluate(source)"
+OF_LOOPS: Final = {
+    "train": _FIT,
+    "run": _FIT,
+    "validate": _EVALUATE,
+    "test": _EVALUATE,
+    "compile": "give the task what it needs, as treadle.Supervised(model, loss, optimizer)",
+    "model": "write loop.task.model, if the task has this attribute",
+    "optimizer": "write loop.task.optimizer, if the task has this attribute",
+    "save_weights": 'write loop.task.model.save_weights("mine.weights.h5")',
+    "load_weights": 'write loop.task.model.load_weights("mine.weights.h5")',
+    "export": 'write treadle.export(loop, "mine.keras")',
+}
+"""What to write for attributes of trainers and models that a loop does not have."""
 _FREQUENCY: Final = "write validation_freq=2, in epochs, or train with treadle.Loop(model).fit"
 _LENGTH: Final = "write epochs=…, or train with treadle.Loop(model).fit(source, {}=…)"
 OF_KERAS_FIT: Final = {
