@@ -32,7 +32,7 @@ from .errors import ConfigurationError
 from .run.arguments import checked_count, checked_hooks, checked_options, checked_task, narrow_parts
 from .run.calls import Calls
 from .run.engine import Engine
-from .run.habits import OF_FIT, OF_LOOP, OF_LOOPS
+from .run.habits import OF_FIT, OF_LOOP, OF_LOOPS, never_called
 from .run.run import Run
 from .run.services import Services, open_services
 from .run.training import stacked
@@ -100,6 +100,7 @@ class Loop:
         check_joined()
         services = open_services(task, place, hooks, configuration or {}, fresh, override, console)
         self._begin(task, options, services)
+        services.reporter.warn(never_called([task, *hooks]))
 
     def _begin(self, task: Any, options: Options, services: Services) -> None:
         self._run = run = Run(task, options, services)

@@ -1,7 +1,6 @@
 """What a loop cannot mean is refused at once, and the message says what to write."""
 
 import inspect
-from functools import partial
 from typing import Any
 
 import keras
@@ -10,7 +9,6 @@ import pytest
 
 import treadle
 from treadle.core.habits import (
-    OF_ARRAYS,
     OF_HOOKS,
     OF_MODEL_CHECKPOINT,
     OF_MONITORS,
@@ -19,7 +17,7 @@ from treadle.core.habits import (
     OF_TENSORBOARD,
     OF_TREADLE,
 )
-from treadle.errors import ConfigurationError, DataError, StepError
+from treadle.errors import ConfigurationError, DataError, StepError, TreadleWarning
 from treadle.run import habits
 from treadle.run.run import Run
 
@@ -166,7 +164,6 @@ def test_invalid_arguments_are_refused(call: Any, message: str) -> None:
         (treadle.hooks.ReduceOnPlateau, "ReduceOnPlateau", OF_PLATEAU),
         (treadle.hooks.Checkpoint, "Checkpoint", OF_MODEL_CHECKPOINT),
         (treadle.hooks.TensorBoard, "TensorBoard", OF_TENSORBOARD),
-        (partial(treadle.data.from_arrays, np.ones(4), batch_size=2), "from_arrays", OF_ARRAYS),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -175,8 +172,7 @@ def test_arguments_of_other_libraries_are_translated(method: Any, of: str, habit
         with pytest.raises(ConfigurationError) as caught:
             method(**{name: 1})
         assert str(caught.value) == f"{of} has no argument {name}: {remedy}"
-    functions: dict[str, Any] = {"Loop.fit": treadle.Loop.fit, "treadle.fit": treadle.fit}
-    functions["from_arrays"] = treadle.data.from_arrays
+    functions = {"Loop.fit": treadle.Loop.fit, "treadle.fit": treadle.fit}
     function = functions.get(of, method if inspect.isclass(method) else treadle.Loop)
     assert not habits.keys() & {*inspect.signature(function).parameters}
     with pytest.raises(TypeError, match="unexpected keyword argument 'epohcs'"):
@@ -211,6 +207,83 @@ def test_a_property_of_a_loop_keeps_its_error(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Run, "state", property(state))
     with pytest.raises(AttributeError, match=r"^in a property of the task$"):
         _ = loop().state
+
+
+class Keras(treadle.Hook):
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None: ...
+
+    def on_train_begin(self, logs: Any = None) -> None: ...
+
+
+class CallsItself(treadle.Hook):
+    def record(self, loop: Any, record: Any) -> None:
+        self.on_epoch_end(0)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None: ...
+
+
+class OfLightning(Mine):
+    def __init__(self) -> None:
+        self.configure_optimizers()
+
+    def configure_optimizers(self) -> None: ...
+
+    def eval_step(self, batch: Any) -> Any:
+        return (lambda: self.validation_step(batch, 0))()
+
+    def validation_step(self, batch: Any, index: int) -> Any: ...
+
+
+class Unused(Mine):
+    def configure_optimizers(self) -> Any: ...
+
+    def validation_step(self, batch: Any, index: int) -> Any: ...
+
+    def test_step(self, batch: Any, index: int) -> Any: ...
+
+    def on_epoch_end(self) -> None: ...
+
+
+class OfKeras(treadle.Task, keras.Model):  # pyright: ignore[reportIncompatibleMethodOverride]
+    """Its `test_step` is that of Keras."""
+
+    def train_step(self, batch: Any) -> Any:
+        return {"mean": keras.ops.mean(batch)}
+
+
+class Recording(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None: ...
+
+
+def test_methods_that_are_never_called_give_one_warning() -> None:
+    with pytest.warns(TreadleWarning) as caught:
+        loop(hooks=[Keras(), EVERY])
+    assert [str(warning.message) for warning in caught] == [
+        "Keras.on_train_begin is never called: write start(self, loop); "
+        "Keras.on_epoch_end is never called: write record(self, loop, record)"
+    ]
+    with pytest.warns(TreadleWarning) as caught:
+        treadle.Loop(Unused(), console=False)
+    assert [str(warning.message) for warning in caught] == [
+        "Unused.on_epoch_end is never called: write a hook, see treadle.Hook; "
+        "Unused.validation_step is never called: write eval_step(self, batch); "
+        "Unused.test_step is never called: write eval_step(self, batch); Unused.configure_"
+        "optimizers is never called: make the optimizer in __init__, and apply it in train_step"
+    ]
+
+
+def test_methods_that_are_called_give_no_warning(recwarn: pytest.WarningsRecorder) -> None:
+    callbacks = treadle.hooks.KerasCallbacks([Recording()])
+    treadle.Loop(OfLightning(), hooks=[CallsItself(), callbacks], console=False)
+    treadle.Loop(OfKeras(), console=False)
+    fit_model(callbacks=[Recording()], verbose=0)
+    assert not [each for each in recwarn if issubclass(each.category, TreadleWarning)]
+
+
+def test_advice_covers_the_methods_of_keras_callbacks() -> None:
+    of_keras = {name for name in dir(keras.callbacks.Callback) if name.startswith("on_")}
+    missing = {name for name in of_keras - habits.OF_HOOKS.keys() if "predict" not in name}
+    assert missing == {"on_test_batch_begin", "on_test_batch_end"}
 
 
 def test_a_metric_that_is_returned_too_is_left_out() -> None:

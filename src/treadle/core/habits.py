@@ -26,7 +26,6 @@ OF_TENSORBOARD: Final = {
     "histogram_freq": 'write histograms="1 epoch"',
     "update_freq": "leave it out, the values of every step are written",
 }
-OF_ARRAYS: Final = {"drop_remainder": "write drop_last=True"}
 
 OF_TREADLE: Final = {
     "Trainer": "write treadle.Loop(task).fit(train, epochs=…)",
