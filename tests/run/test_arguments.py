@@ -259,16 +259,16 @@ def test_methods_that_are_never_called_give_one_warning() -> None:
     with pytest.warns(TreadleWarning) as caught:
         loop(hooks=[Keras(), EVERY])
     assert [str(warning.message) for warning in caught] == [
-        "Keras.on_train_begin is never called: write start(self, loop); "
-        "Keras.on_epoch_end is never called: write record(self, loop, record)"
+        "Keras.on_epoch_end is never called: write record(self, loop, record); "
+        "Keras.on_train_begin is never called: write start(self, loop)"
     ]
     with pytest.warns(TreadleWarning) as caught:
         treadle.Loop(Unused(), console=False)
     assert [str(warning.message) for warning in caught] == [
-        "Unused.on_epoch_end is never called: write a hook, see treadle.Hook; "
-        "Unused.validation_step is never called: write eval_step(self, batch); "
-        "Unused.test_step is never called: write eval_step(self, batch); Unused.configure_"
-        "optimizers is never called: make the optimizer in __init__, and apply it in train_step"
+        "Unused.configure_optimizers is never called: make the optimizer in __init__, and apply it "
+        "in train_step; Unused.on_epoch_end is never called: write a hook, see treadle.Hook; "
+        "Unused.test_step is never called: write eval_step(self, batch); "
+        "Unused.validation_step is never called: write eval_step(self, batch)"
     ]
 
 

@@ -149,15 +149,14 @@ def never_called(parts: Iterable[Any]) -> str:
 
     Left out are methods that a library defines, and those that other methods of the class use.
     """
-    found: list[str] = []
+    found: dict[str, str] = {}
     for part in parts:
         advice, kinds = OF_HOOKS if isinstance(part, Hook) else _OF_TASKS, type(part).__mro__
-        for name in advice:
-            owner = next((kind for kind in kinds if name in vars(kind)), None)
-            if owner is None or user_code.is_library(user_code.namespace_of_class(owner)):
-                continue
-            others = [each for kind in kinds for n, each in vars(kind).items() if n != name]
-            codes = [f.__code__ for each in others for f in user_code.functions_of(each)]
-            if not any(name in c.co_names for code in codes for c in user_code.code_in(code)):
-                found.append(f"{type(part).__name__}.{name} is never called: {advice[name]}")
-    return "; ".join(found)
+        for owner in kinds:
+            for name in sorted(advice.keys() & vars(owner).keys()):
+                others = [each for kind in kinds for n, each in vars(kind).items() if n != name]
+                codes = [f.__code__ for each in others for f in user_code.functions_of(each)]
+                used = any(name in c.co_names for code in codes for c in user_code.code_in(code))
+                if not used and not user_code.is_library(user_code.namespace_of_class(owner)):
+                    found[f"{type(part).__name__}.{name} is never called"] = advice[name]
+    return "; ".join(map(": ".join, found.items()))
