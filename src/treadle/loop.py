@@ -14,9 +14,9 @@ Hooks see a loop as `core.hook.LoopView`.
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .core.habits import explains
+from .core.habits import explains, no_attribute
 from .core.history import History
 from .core.hook import Hook, LoopView, RolledBack
 from .core.identity import source_facts
@@ -32,7 +32,7 @@ from .errors import ConfigurationError
 from .run.arguments import checked_count, checked_hooks, checked_options, checked_task, narrow_parts
 from .run.calls import Calls
 from .run.engine import Engine
-from .run.habits import OF_FIT, OF_LOOP
+from .run.habits import OF_FIT, OF_LOOP, OF_LOOPS, never_called
 from .run.run import Run
 from .run.services import Services, open_services
 from .run.training import stacked
@@ -100,12 +100,20 @@ class Loop:
         check_joined()
         services = open_services(task, place, hooks, configuration or {}, fresh, override, console)
         self._begin(task, options, services)
+        services.reporter.warn(never_called([task, *hooks]))
 
     def _begin(self, task: Any, options: Options, services: Services) -> None:
         self._run = run = Run(task, options, services)
         self._engine, self._calls = Engine(run), Calls(run)
         self.task, self.directory = task, services.directory
         services.reporter.warn(narrow_parts(task))
+
+    if not TYPE_CHECKING:  # type checkers would accept every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            if name in OF_LOOPS:
+                raise no_attribute("'Loop' object", name, OF_LOOPS)
+            return object.__getattribute__(self, name)  # raises the error of a property
 
     def __enter__(self) -> "Loop":
         """Return the loop."""

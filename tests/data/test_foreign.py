@@ -306,7 +306,11 @@ class NotBatches:
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: X, r"^a numpy.ndarray is not cut into batches: use treadle.data.from_arrays\(x, "),
+        (
+            lambda: X,
+            r"^a numpy.ndarray is not cut into batches: use treadle\.data\.from_arrays\(x, y, "
+            r"batch_size=…\), without y to predict$",
+        ),
         (lambda: (X, Y), r"^a tuple of arrays is not cut into batches: use treadle.data.from_arr"),
         (lambda: (X, None), r"^a tuple of arrays is not cut into batches"),
         (lambda: {"x": X}, r"^a dict of arrays is not cut into batches"),

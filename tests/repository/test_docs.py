@@ -273,7 +273,7 @@ def test_command_exists(command: str) -> None:
         options = {word.partition("=")[0] for word in arguments if word.startswith("--")}
         assert {option for option in options if option not in asked.output} == set()
     else:
-        assert program in ("pip", "python", "cat", "ls", "cd", "git"), "what is this?"
+        assert program in ("pip", "python", "cat", "ls", "cd", "git", "export"), "what is this?"
 
 
 def test_every_option_of_run_is_on_the_page() -> None:

@@ -14,10 +14,12 @@ from treadle.core.habits import (
     OF_MONITORS,
     OF_PLATEAU,
     OF_STOPPING,
+    OF_TENSORBOARD,
     OF_TREADLE,
 )
-from treadle.errors import ConfigurationError, DataError, StepError
+from treadle.errors import ConfigurationError, DataError, StepError, TreadleWarning
 from treadle.run import habits
+from treadle.run.run import Run
 
 
 class Mine(treadle.Task):
@@ -41,7 +43,9 @@ class Recorder(treadle.Hook):
 
 
 def fit_model(**how: Any) -> Any:
-    return treadle.fit(dense(), np.ones((4, 2)), np.ones((4, 1)), **how)
+    model = dense()
+    model.compile("sgd", "mse")
+    return treadle.fit(model, np.ones((4, 2)), np.ones((4, 1)), **how)
 
 
 def fit(**how: Any) -> Any:
@@ -83,6 +87,10 @@ EVERY = treadle.every("1 step", lambda loop: None)
             lambda: loop(hooks=[keras.callbacks.EarlyStopping()]),
             r"^EarlyStopping is a Keras callback, not a hook: write hooks=\[treadle\.hooks\."
             r"KerasCallbacks\(\[…\]\)\] around it$",
+        ),
+        (
+            lambda: fit_model(callbacks=[treadle.hooks.EarlyStopping("loss")]),
+            r"^EarlyStopping is a hook, not a Keras callback: pass it as hooks=\[…\]$",
         ),
         (
             lambda: treadle.Loop(Parts()),
@@ -155,6 +163,7 @@ def test_invalid_arguments_are_refused(call: Any, message: str) -> None:
         (treadle.hooks.EarlyStopping, "EarlyStopping", OF_STOPPING),
         (treadle.hooks.ReduceOnPlateau, "ReduceOnPlateau", OF_PLATEAU),
         (treadle.hooks.Checkpoint, "Checkpoint", OF_MODEL_CHECKPOINT),
+        (treadle.hooks.TensorBoard, "TensorBoard", OF_TENSORBOARD),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -181,6 +190,102 @@ def test_names_of_other_libraries_are_translated(module: Any, habits: Any) -> No
         assert str(caught.value) == (f"{expected}: {remedy}" if remedy else expected)
 
 
+def test_attributes_of_other_trainers_are_translated() -> None:
+    trained = loop()
+    for name, remedy in habits.OF_LOOPS.items():
+        with pytest.raises(AttributeError) as caught:
+            getattr(trained, name)
+        assert str(caught.value) == f"'Loop' object has no attribute {name!r}: {remedy}"
+    with pytest.raises(AttributeError, match=r"^'Loop' object has no attribute 'nothing'$"):
+        _ = trained.nothing
+
+
+def test_a_property_of_a_loop_keeps_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def state(run: Any) -> Any:
+        raise AttributeError("in a property of the task")
+
+    monkeypatch.setattr(Run, "state", property(state))
+    with pytest.raises(AttributeError, match=r"^in a property of the task$"):
+        _ = loop().state
+
+
+class Keras(treadle.Hook):
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None: ...
+
+    def on_train_begin(self, logs: Any = None) -> None: ...
+
+
+class CallsItself(treadle.Hook):
+    def record(self, loop: Any, record: Any) -> None:
+        self.on_epoch_end(0)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None: ...
+
+
+class OfLightning(Mine):
+    def __init__(self) -> None:
+        self.configure_optimizers()
+
+    def configure_optimizers(self) -> None: ...
+
+    def eval_step(self, batch: Any) -> Any:
+        return (lambda: self.validation_step(batch, 0))()
+
+    def validation_step(self, batch: Any, index: int) -> Any: ...
+
+
+class Unused(Mine):
+    def configure_optimizers(self) -> Any: ...
+
+    def validation_step(self, batch: Any, index: int) -> Any: ...
+
+    def test_step(self, batch: Any, index: int) -> Any: ...
+
+    def on_epoch_end(self) -> None: ...
+
+
+class OfKeras(treadle.Task, keras.Model):  # pyright: ignore[reportIncompatibleMethodOverride]
+    """Its `test_step` is that of Keras."""
+
+    def train_step(self, batch: Any) -> Any:
+        return {"mean": keras.ops.mean(batch)}
+
+
+class Recording(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None: ...
+
+
+def test_methods_that_are_never_called_give_one_warning() -> None:
+    with pytest.warns(TreadleWarning) as caught:
+        loop(hooks=[Keras(), EVERY])
+    assert [str(warning.message) for warning in caught] == [
+        "Keras.on_epoch_end is never called: write record(self, loop, record); "
+        "Keras.on_train_begin is never called: write start(self, loop)"
+    ]
+    with pytest.warns(TreadleWarning) as caught:
+        treadle.Loop(Unused(), console=False)
+    assert [str(warning.message) for warning in caught] == [
+        "Unused.configure_optimizers is never called: make the optimizer in __init__, and apply it "
+        "in train_step; Unused.on_epoch_end is never called: write a hook, see treadle.Hook; "
+        "Unused.test_step is never called: write eval_step(self, batch); "
+        "Unused.validation_step is never called: write eval_step(self, batch)"
+    ]
+
+
+def test_methods_that_are_called_give_no_warning(recwarn: pytest.WarningsRecorder) -> None:
+    callbacks = treadle.hooks.KerasCallbacks([Recording()])
+    treadle.Loop(OfLightning(), hooks=[CallsItself(), callbacks], console=False)
+    treadle.Loop(OfKeras(), console=False)
+    fit_model(callbacks=[Recording()], verbose=0)
+    assert not [each for each in recwarn if issubclass(each.category, TreadleWarning)]
+
+
+def test_advice_covers_the_methods_of_keras_callbacks() -> None:
+    of_keras = {name for name in dir(keras.callbacks.Callback) if name.startswith("on_")}
+    missing = {name for name in of_keras - habits.OF_HOOKS.keys() if "predict" not in name}
+    assert missing == {"on_test_batch_begin", "on_test_batch_end"}
+
+
 def test_a_metric_that_is_returned_too_is_left_out() -> None:
     class Counting(treadle.Task):
         def __init__(self) -> None:
@@ -193,6 +298,14 @@ def test_a_metric_that_is_returned_too_is_left_out() -> None:
     message = "leave it out of the returned values, since the metric is logged under its name"
     with pytest.raises(StepError, match=message):
         treadle.Loop(Counting(), console=False).fit([np.ones(2)], epochs=1)
+
+
+def test_arrays_need_a_batch_size() -> None:
+    message = (
+        r"^from_arrays needs batch_size=…: write treadle\.data\.from_arrays\(x, y, batch_size=32\)$"
+    )
+    with pytest.raises(ConfigurationError, match=message):
+        treadle.data.from_arrays(np.ones(4))  # pyright: ignore[reportCallIssue]
 
 
 @pytest.mark.parametrize("size", [32.0, "32", None])

@@ -177,7 +177,7 @@ def test_a_generator_is_skipped_forward_and_not_called_exact(tmp_path: Path, cap
 def test_other_data_is_refused_with_the_difference_unless_overridden(
     killed: Path, changed: Any, difference: str
 ) -> None:
-    with pytest.raises(DirectoryError, match=f"holds another run: {difference}.*override=True"):
+    with pytest.raises(DirectoryError, match=f"holds another run: {difference}.*override=\\["):
         run(killed, train=train_source(**changed))
     assert newest(killed) == 15  # in the second of three epochs
     loop = run(killed, train=train_source(**changed), override=True)

@@ -21,13 +21,22 @@ OF_MODEL_CHECKPOINT: Final = OF_MONITORS | {
     "save_weights_only": "leave it out, a checkpoint holds all that a run needs to resume",
     "save_freq": 'write every="1 epoch"',
 }
+OF_TENSORBOARD: Final = {
+    "log_dir": 'write directory="logs/first"',
+    "histogram_freq": 'write histograms="1 epoch"',
+    "update_freq": "leave it out, the values of every step are written",
+}
 
 OF_TREADLE: Final = {
     "Trainer": "write treadle.Loop(task).fit(train, epochs=…)",
     "LightningModule": "write a subclass of treadle.Task",
     "Model": "write a subclass of treadle.Task, whose attributes hold models",
+    "Callback": "write a subclass of treadle.Hook",
+    "callbacks": "write treadle.hooks, whose KerasCallbacks([…]) runs Keras callbacks",
+    "load": 'write treadle.load_run("runs/mine")',
+    "GradientTape": "write loss, grads = treadle.gradients(objective, variables)",
 }
-"""What to write for classes of Lightning and Keras that `treadle` does not have."""
+"""What to write for names of TensorFlow, Keras and Lightning that `treadle` does not have."""
 
 OF_HOOKS: Final = {
     "ModelCheckpoint": 'write treadle.hooks.Checkpoint(keep_best=1, monitor="val_loss")',
@@ -46,12 +55,15 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def explains(subject: str, habits: Mapping[str, str]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def explains(
+    subject: str, habits: Mapping[str, str], needed: Mapping[str, str] | None = None
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator that rejects arguments of other libraries, with the line to write.
 
     Args:
         subject: The name of the method.
         habits: What to write for each argument that the method does not have.
+        needed: What to write for each keyword argument that a call must have.
     """
 
     def decorate(method: Callable[P, R]) -> Callable[P, R]:
@@ -61,6 +73,8 @@ def explains(subject: str, habits: Mapping[str, str]) -> Callable[[Callable[P, R
                 if given := habits.keys() & kwargs.keys():
                     name = min(given)
                     raise ConfigurationError(f"{subject} has no argument {name}: {habits[name]}")
+                for name in (needed or {}).keys() - kwargs.keys():
+                    raise ConfigurationError(f"{subject} needs {name}=…: {(needed or {})[name]}")
                 return method(*args, **kwargs)
 
         return checked

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..core.hook import DetailedHook, Hook, LoopView
 from ..core.logs import Record, StepLogs
-from ..core.triggers import Span, When
+from ..core.triggers import Scheduled, Span, When
 from ..errors import ConfigurationError
 from .callback_model import (
     append_to_file,
@@ -388,6 +388,10 @@ def _epochs(loop: LoopView) -> float:
 def _checked(callback: Any) -> Any:
     import keras
 
+    if isinstance(callback, Hook | Scheduled):
+        raise ConfigurationError(
+            f"{type(callback).__name__} is a hook, not a Keras callback: pass it as hooks=[…]"
+        )
     if not isinstance(callback, keras.callbacks.Callback):
         raise ConfigurationError(
             f"KerasCallbacks takes a list of objects of keras.callbacks.Callback, and found "

@@ -432,9 +432,10 @@ class RunRecord(Hook):
         """Raise if the configurations differ, or record the differences if they are allowed."""
         found = differences(before, wanted)
         if any(not self._may_differ(text) for text in found):
+            names = ", ".join(f'"{text.partition(" was ")[0]}"' for text in found)
             raise DirectoryError(
                 f"{what}: {'; '.join(found)}. Choose another directory, start from scratch with "
-                "fresh=True (--fresh), or resume the run anyway with override=True (--override)"
+                f"fresh=True (--fresh), or resume the run with override=[{names}] (--override)"
             )
         self.overridden += found
         if found:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.habits import OF_TENSORBOARD, explains
 from ..core.hook import Hook, LoopView
 from ..core.images import Image
 from ..core.logs import Array, Record, StepLogs, plain
@@ -62,6 +63,7 @@ class TensorBoard(Hook):
 
     chief_only = True
 
+    @explains("TensorBoard", OF_TENSORBOARD)
     def __init__(self, directory: str | Path | None = None, histograms: str | None = None) -> None:
         if importlib.util.find_spec("tensorboard") is None:
             raise ConfigurationError(

@@ -1,10 +1,11 @@
 """Messages for what users of Keras and Lightning write out of habit, with the line to write."""
 
 import inspect
+from collections.abc import Iterable
 from typing import Any, Final
 
+from ..core import user_code
 from ..core.hook import DetailedHook, Hook
-from ..core.user_code import unfit_parameters
 from ..errors import ConfigurationError
 from ..steps.task import FunctionTask
 
@@ -21,6 +22,9 @@ OF_FIT: Final = {
     "class_weight": "give batches (x, y, sample_weight), with the weight of each row's class",
     "validation_data": "write validation=source",
     "val_dataloaders": "write validation=source",
+    "train_data": "write train=source",
+    "train_dataloaders": "write train=source",
+    "hooks": "pass hooks=[…] to treadle.Loop",
     "validation_split": "split the arrays, and write validation=source",
     "validation_steps": "write validation=treadle.data.limited(source, batches)",
     "validation_freq": 'write validate_every="2 epochs"',
@@ -44,7 +48,19 @@ OF_LOOP: Final = {
     "verbose": _QUIET,
     "log_dir": 'write directory="runs/mine"',
     "logdir": 'write directory="runs/mine"',
+    "dir": 'write directory="runs/mine"',
     "seed": "call treadle.setup(seed=…) before",
+}
+OF_LOOPS: Final = {
+    "train": "write loop.fit(train, epochs=…)",
+    "run": "write loop.fit(train, epochs=…)",
+    "validate": "write loop.evaluate(source)",
+    "test": "write loop.evaluate(source)",
+    "compile": "give the task what it needs, as treadle.Supervised(model, loss, optimizer)",
+    "model": "write loop.task.model, if the task has this attribute",
+    "optimizer": "write loop.task.optimizer, if the task has this attribute",
+    "save_weights": 'write loop.task.model.save_weights("mine.weights.h5")',
+    "export": 'write treadle.export(loop, "mine.keras")',
 }
 _FREQUENCY: Final = "write validation_freq=2, in epochs, or train with treadle.Loop(model).fit"
 _LENGTH: Final = "write epochs=…, or train with treadle.Loop(model).fit(source, {}=…)"
@@ -68,6 +84,23 @@ _HOOK_METHODS: Final = (
     *("start", "steps", "record", "end"),
     *("before", "validation", "evaluation", "after_end"),
 )
+_INSTEAD: Final = {
+    "write start(self, loop)": "on_train_begin on_train_start on_fit_start",
+    "write end(self, loop, error)": "on_train_end on_fit_end",
+    "write steps(self, loop, logs)": "on_batch_end on_train_batch_end",
+    "write record(self, loop, record)": "on_epoch_end on_train_epoch_end",
+    "write before(self, loop) in a treadle.DetailedHook": "on_batch_begin on_epoch_begin "
+    "on_train_batch_begin on_train_batch_start on_train_epoch_start",
+    "write validation(self, loop, results) in a treadle.DetailedHook": "on_test_begin on_test_end "
+    "on_validation_start on_validation_end on_validation_epoch_start on_validation_epoch_end",
+}
+OF_HOOKS: Final = {name: text for text, names in _INSTEAD.items() for name in names.split()}
+_OF_TASKS: Final = dict.fromkeys(OF_HOOKS, "write a hook, see treadle.Hook") | {
+    "training_step": "write train_step(self, batch)",
+    "validation_step": "write eval_step(self, batch)",
+    "test_step": "write eval_step(self, batch)",
+    "configure_optimizers": "make the optimizer in __init__, and apply it in train_step",
+}
 _STEP_NAMES: Final = ("train_step", "eval_step", "predict_step")
 
 
@@ -81,7 +114,7 @@ def check_steps(task: Any) -> None:
         return
     kind = type(task).__name__
     for name in _STEP_NAMES:
-        taken = unfit_parameters(getattr(task, name, None), 1)
+        taken = user_code.unfit_parameters(getattr(task, name, None), 1)
         if taken is not None:
             raise ConfigurationError(
                 f"{name} of {kind} takes {taken}, but is called with one batch: write "
@@ -103,9 +136,27 @@ def check_methods(hook: Hook) -> None:
         if name == "after_end" and not isinstance(hook, DetailedHook):
             continue  # it is never called
         expected = [*inspect.signature(parent).parameters]
-        taken = unfit_parameters(method, len(expected) - 1)
+        taken = user_code.unfit_parameters(method, len(expected) - 1)
         if taken is not None:
             raise ConfigurationError(
                 f"{name} of the hook {type(hook).__name__} takes {taken}: write `def "
                 f"{name}({', '.join(expected)}):`"
             )
+
+
+def never_called(parts: Iterable[Any]) -> str:
+    """Return a warning about methods of a task and hooks that only Keras or Lightning would call.
+
+    Left out are methods that a library defines, and those that other methods of the class use.
+    """
+    found: dict[str, str] = {}
+    for part in parts:
+        advice, kinds = OF_HOOKS if isinstance(part, Hook) else _OF_TASKS, type(part).__mro__
+        for owner in kinds:
+            for name in sorted(advice.keys() & vars(owner).keys()):
+                others = [each for kind in kinds for n, each in vars(kind).items() if n != name]
+                codes = [f.__code__ for each in others for f in user_code.functions_of(each)]
+                used = any(name in c.co_names for code in codes for c in user_code.code_in(code))
+                if not used and not user_code.is_library(user_code.namespace_of_class(owner)):
+                    found[f"{type(part).__name__}.{name} is never called"] = advice[name]
+    return "; ".join(map(": ".join, found.items()))

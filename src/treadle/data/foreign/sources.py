@@ -91,9 +91,10 @@ def refuse_arrays(data: Any) -> None:
     """
     parts = data.values() if isinstance(data, Mapping) else data
     if _is_array(data) or (isinstance(data, tuple | Mapping) and any(map(_is_array, parts))):
+        kind, predicting = ("", ", without y to predict") if _is_array(data) else ("of arrays ", "")
         raise DataError(
-            f"a {type_name(data)} {'' if _is_array(data) else 'of arrays '}is not cut into "
-            f"batches: use treadle.data.from_arrays(x, y, batch_size=…)"
+            f"a {type_name(data)} {kind}is not cut into batches: use "
+            f"treadle.data.from_arrays(x, y, batch_size=…){predicting}"
         )
 
 
