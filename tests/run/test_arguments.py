@@ -300,14 +300,6 @@ def test_a_metric_that_is_returned_too_is_left_out() -> None:
         treadle.Loop(Counting(), console=False).fit([np.ones(2)], epochs=1)
 
 
-def test_arrays_need_a_batch_size() -> None:
-    message = (
-        r"^from_arrays needs batch_size=…: write treadle\.data\.from_arrays\(x, y, batch_size=32\)$"
-    )
-    with pytest.raises(ConfigurationError, match=message):
-        treadle.data.from_arrays(np.ones(4))  # pyright: ignore[reportCallIssue]
-
-
 @pytest.mark.parametrize("size", [32.0, "32", None])
 def test_a_batch_size_is_a_whole_number(size: Any) -> None:
     message = r"^batch_size must be a whole number, not [\w.']+(: write batch_size=32)?$"

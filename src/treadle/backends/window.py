@@ -1,7 +1,7 @@
 """Windows: consecutive batches of equal structure, shapes and dtypes."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -162,17 +162,16 @@ class Window:
     def repeated(self, times: int) -> "Window":
         """Return a window that repeats these batches `times` times."""
         if self.rows is not None:
-            rows = self.rows
-            chosen = np.concatenate([rows.indices] * times)
-            return Window.of_rows(Rows(rows.owner, rows.arrays, chosen))
+            chosen = np.concatenate([self.rows.indices] * times)
+            return Window.of_rows(replace(self.rows, indices=chosen))
         stacked = structures.mapped(lambda x: np.concatenate([x] * times), self._batches)
         return Window(stacked, self.count * times, self.examples, shares=self.shares)
 
     def followed_by(self, other: "Window") -> "Window":
         """Return this window and another one of the same data set as one window of rows."""
         assert self.rows is not None and other.rows is not None
-        rows = np.concatenate([self.rows.indices, other.rows.indices])
-        return Window.of_rows(Rows(self.rows.owner, self.rows.arrays, rows))
+        chosen = np.concatenate([self.rows.indices, other.rows.indices])
+        return Window.of_rows(replace(self.rows, indices=chosen))
 
     def joined(self, following: Sequence["Window"]) -> "Window":
         """Concatenate this window and other windows of equal form, copying each batch once."""
@@ -188,8 +187,7 @@ class Window:
     def of_each(self, part: slice) -> "Window":
         """Return a window with these rows of each batch, where an array has one per example."""
         if self.rows is not None:
-            rows = self.rows
-            return Window.of_rows(Rows(rows.owner, rows.arrays, rows.indices[:, part]))
+            return Window.of_rows(replace(self.rows, indices=self.rows.indices[:, part]))
         own = structures.mapped(
             lambda x: x[:, part] if x.ndim > 1 and x.shape[1] == self.examples else x, self._batches
         )
@@ -204,8 +202,7 @@ class Window:
 
     def _part(self, part: slice, count: int) -> "Window":
         if self.rows is not None:
-            rows = self.rows
-            chosen = Rows(rows.owner, rows.arrays, rows.indices[part])
+            chosen = replace(self.rows, indices=self.rows.indices[part])
             window = Window(None, count, self.examples, chosen)
         else:
             stacked = structures.mapped(lambda x: x[part], self._batches)

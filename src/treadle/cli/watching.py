@@ -1,6 +1,7 @@
 """The commands `runs` and `log`, which only read run directories."""
 
 import json as json_format
+import re
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -173,7 +174,11 @@ def _print(found: list[RunState]) -> None:
     else:  # facts about layers and optimizers that only some runs have would fill the table
         readable = [set(flattened(run.settings)) for run in found if run.state != "unreadable"]
         all_have = set[str].intersection(*readable) if readable else set()
-        differing = {name for name in differing if name in all_have or _is_short(name)}
+        differing = {
+            name
+            for name in differing
+            if name in all_have or re.fullmatch(r"[^.]+|\D+\.class", name)
+        }
     for run in found:
         settings = "  ".join(
             f"{name}={_setting(value)}"
@@ -195,12 +200,6 @@ def _print(found: list[RunState]) -> None:
     for run in found:
         if run.state in ("unreadable", "failed"):
             output.note(clean(f"{run.directory} {run.state}: {run.reason}", 500))
-
-
-def _is_short(name: str) -> bool:
-    """Return whether a setting is no detail: it has one name, or is the class of an object."""
-    *parts, last = name.split(".")
-    return not parts or (last == "class" and not any(part.isdigit() for part in parts))
 
 
 def _setting(value: Any) -> str:

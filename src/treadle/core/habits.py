@@ -55,15 +55,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def explains(
-    subject: str, habits: Mapping[str, str], needed: Mapping[str, str] | None = None
-) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def explains(subject: str, habits: Mapping[str, str]) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator that rejects arguments of other libraries, with the line to write.
 
     Args:
         subject: The name of the method.
         habits: What to write for each argument that the method does not have.
-        needed: What to write for each keyword argument that a call must have.
     """
 
     def decorate(method: Callable[P, R]) -> Callable[P, R]:
@@ -73,8 +70,6 @@ def explains(
                 if given := habits.keys() & kwargs.keys():
                     name = min(given)
                     raise ConfigurationError(f"{subject} has no argument {name}: {habits[name]}")
-                for name in (needed or {}).keys() - kwargs.keys():
-                    raise ConfigurationError(f"{subject} needs {name}=…: {(needed or {})[name]}")
                 return method(*args, **kwargs)
 
         return checked

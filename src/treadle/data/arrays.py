@@ -11,7 +11,6 @@ import numpy as np
 
 from ..backends.window import Rows, Window
 from ..core import structures
-from ..core.habits import explains
 from ..core.locked_arrays import RenewedLock, use, writable_view
 from ..errors import DataError, whole_number
 from .iterables import type_name
@@ -36,7 +35,6 @@ CHANGING_BYTES: Final = 2**22
 _changing: Final["WeakSet[ArraySource]"] = WeakSet()
 
 
-@explains("from_arrays", {}, {"batch_size": "write treadle.data.from_arrays(x, y, batch_size=32)"})
 def from_arrays(
     *arrays: Any,
     batch_size: int,

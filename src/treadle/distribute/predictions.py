@@ -17,7 +17,7 @@ from ..backends.window import Window, own_rows
 from ..core import structures
 from ..core.processes import ProcessGroup
 from ..run.predictions import Array, Predictions
-from .dividing.agreement import first_rows, rows_to_compare
+from .dividing.agreement import completed, first_rows, rows_to_compare
 from .dividing.rows import has_rows
 
 MOST_WORDS: Final = 4 << 20
@@ -147,17 +147,6 @@ class DividedPredictions:
         except Exception:
             equal = False
         return all(self._group.exchange(equal, AT))
-
-
-def completed(window: Window, group: ProcessGroup) -> Window:
-    """Return a window with the rows of all processes, of which each has its own in their places."""
-    if window.shares is None or window.shares.whole:
-        return window
-    first, count = own_rows(window.examples, group.rank, group.size)
-    leaves = structures.flatten(window.batches)
-    received = group.exchange_arrays([x[:, first : first + count] for x in leaves], AT)
-    whole = [np.concatenate(parts, axis=1) for parts in zip(*received, strict=True)]
-    return Window(structures.pack(window.batches, whole), window.count, window.examples)
 
 
 def _equal(whole: Array, own: Array, examples: int, place: slice) -> bool:

@@ -11,7 +11,7 @@ from keras.backend import standardize_dtype
 
 from ...backends.program import Program
 from ...backends.types import Tensor, Variable
-from ...backends.window import own_rows
+from ...backends.window import Window, own_rows
 from ...core import structures
 from ...core.processes import ProcessGroup
 from ...errors import ConfigurationError, DataError, StepError
@@ -60,13 +60,15 @@ def first_rows(batch: Any, examples: int, few: int, group: ProcessGroup | None =
     return structures.pack(batch, group.exchange_arrays(mine, AT)[0])
 
 
-def whole_batch(batch: Any, examples: int, processes: Collectives) -> Any:
-    """Return a batch with the rows of all processes, of which each has its own in their places."""
-    first, count = own_rows(examples, processes.rank, processes.size)
-    leaves = structures.flatten(batch)
-    own = [np.asarray(x)[first : first + count] for x in leaves]
-    received = processes.group.exchange_arrays(own, AT)
-    return structures.pack(batch, map(np.concatenate, zip(*received, strict=True)))
+def completed(window: Window, group: ProcessGroup) -> Window:
+    """Return a window with the rows of all processes, of which each has its own in their places."""
+    if window.shares is None or window.shares.whole:
+        return window
+    first, count = own_rows(window.examples, group.rank, group.size)
+    leaves = structures.flatten(window.batches)
+    received = group.exchange_arrays([x[:, first : first + count] for x in leaves], AT)
+    whole = [np.concatenate(parts, axis=1) for parts in zip(*received, strict=True)]
+    return Window(structures.pack(window.batches, whole), window.count, window.examples)
 
 
 def share_state(program: Program, processes: Collectives) -> None:

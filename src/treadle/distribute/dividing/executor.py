@@ -21,13 +21,13 @@ from ...errors import StepError
 from .agreement import (
     AT,
     check_batch,
+    completed,
     digests_of,
     first_rows,
     rows_to_compare,
     share_state,
     value_of,
     variables_of,
-    whole_batch,
 )
 from .collectives import Collectives, is_float
 from .counts import Counts, metric_classes
@@ -102,20 +102,13 @@ class SharedExecutor:
     ) -> Outputs:
         """Run the window's batches in order."""
         self.compile(window)
-        own = self._own(window)
+        after = following and (lambda most: self._own(following(most)))
+        return self._executor.run(self._own(window), first_step, background, after)
 
-        def after(most: int) -> Window | None:
-            found = None if following is None else following(most)
-            return None if found is None else self._own(found)
-
-        return self._executor.run(own, first_step, background, following and after)
-
-    def _own(self, window: Window) -> Window:
+    def _own(self, window: Any) -> Any:
         """Return the rows of this process of each batch; only these are gathered and copied."""
         mine = self._rows
-        return (
-            window if mine is None else window.of_each(slice(mine.first, mine.first + mine.count))
-        )
+        return window if mine is None or window is None else window.of_each(mine.part)
 
     def _function(self, batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Run the step for these rows, and reduce what it returns and what metrics count."""
@@ -171,9 +164,8 @@ class SharedExecutor:
                 own = self._rows.of_batch(first)
                 self._check_sums(structures.mapped(self._processes.own.to_device, own))
                 return
-        if is_apart:
-            first = whole_batch(first, examples, self._processes)
-        self._rows = self._compared(first, examples)
+        whole = completed(window.split(1)[0], self._processes.group).batch(0)
+        self._rows = self._compared(whole, examples)
 
     def _compared(self, batch: Any, examples: int) -> OwnRows:
         """Return how the rows of batches are computed such that results are those of one process.
@@ -187,8 +179,7 @@ class SharedExecutor:
         """
         program, processes = self._program, self._processes
         batch = structures.mapped(processes.own.to_device, batch)
-        noted = Seen()
-        self._rows = None
+        self._rows, noted = None, Seen()
         with processes.undone(program), self._around(program), processes.patched():
             with computing(None, noted):
                 expected = _copied(run_step(program, batch, 0))
