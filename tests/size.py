@@ -31,7 +31,7 @@ LONG = 60
 # add a function each. A change that exceeds one says why; one that lowers a count lowers its limit.
 LIMITS = {
     "lines": 72_000,
-    "lines of code": 44_700,
+    "lines of code": 44_720,
     "files": 375,
     "files outside distribute/ that use a group of processes": 10,
     "names in treadle": 41,

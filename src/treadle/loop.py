@@ -111,7 +111,7 @@ class Loop:
     if not TYPE_CHECKING:  # type checkers would accept every attribute
 
         def __getattr__(self, name: str) -> Any:
-            if name in OF_LOOPS:
+            if name in OF_LOOPS and not hasattr(type(self), name):
                 raise no_attribute("'Loop' object", name, OF_LOOPS)
             return object.__getattribute__(self, name)  # raises the error of a property
 

@@ -152,12 +152,6 @@ def test_an_option_that_is_a_setting_gets_a_hint(option):
     assert "No such option: --nonsense" in text and "--set" not in text
 
 
-@pytest.mark.parametrize("name", ["train", "fit"])
-def test_the_command_of_another_program_gets_a_hint(name):
-    text = treadle(name, "digits", code=2).output
-    assert f"No such command '{name}'. Did you mean 'run'?" in text
-
-
 def test_the_module_is_the_command():
     done = subprocess.run(
         [sys.executable, "-m", "treadle", "--version"], capture_output=True, text=True, check=True

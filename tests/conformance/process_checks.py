@@ -210,39 +210,43 @@ def metric_results() -> Results:
 
 
 class Wide(Small):
-    """A step whose rows need many numbers each, which notes how many rows it computes at once."""
+    """A step whose rows need many numbers each."""
 
     def __init__(self, numbers: int) -> None:
         super().__init__(usual)
-        self.numbers, self.most = numbers, 0
-
-    def _see(self, batch: Any) -> None:
-        self.most = max(self.most, batch[0].shape[0])
+        self.numbers = numbers
 
     def train_step(self, batch: Any) -> Any:
-        self._see(batch)
         wide = ops.exp(batch[0][:, :1] * ops.arange(self.numbers, dtype="float32") * 1e-9)
         return {**super().train_step(batch), "wide": ops.mean(ops.sum(wide, axis=1))}
 
+
+class Crowded(Reference):
+    """Has no memory for more rows than a process has in two."""
+
+    def _hold(self, batch: Any) -> Any:
+        if batch[0].shape[0] > 4 and processes.process_group().size > 1:
+            raise MemoryError
+        return batch
+
+    def train_step(self, batch: Any) -> Any:
+        return super().train_step(self._hold(batch))
+
     def eval_step(self, batch: Any) -> Any:
-        self._see(batch)
-        return {"loss": self.loss(batch[1], self.model(batch[0], training=False))}
+        return super().eval_step(self._hold(batch))
 
     def predict_step(self, batch: Any) -> Any:
-        self._see(batch)
-        return self.model(batch[0], training=False)
+        return super().predict_step(self._hold(batch))
 
 
-def own_rows() -> Results:
-    """Train and evaluate; no process may run a step for more rows than it has."""
-    made: list[Wide] = []
-
-    def make() -> Wide:
-        made.append(Wide(4))
-        return made[0]
-
-    found = trained(make, count=48, whole=True)
-    return {**found, "rows": made[0].most * processes.process_group().size}
+def crowded() -> Results:
+    """Train, evaluate and predict with batches for which no process has enough memory."""
+    treadle.setup(seed=0)
+    validation = source(30, 8, shuffle=False)
+    with treadle.Loop(Crowded(), console=False, options=treadle.Options(window=4)) as loop:
+        history = loop.fit(source(27, 8), validation, epochs=2)
+        logged = {name: np.array(history[name]) for name in history.names() if "loss" in name}
+        return {**logged, "predictions": loop.predict(validation), **loop.state.arrays()}
 
 
 def limited() -> Results:
@@ -273,7 +277,7 @@ def memory(more: int) -> Generator[None]:
 
 
 CHECKS |= {
-    "own-rows": own_rows,
+    "crowded": crowded,
     "limited": limited,
     "tokens": lambda: trained(lambda: Tokens(1)),
     "tokens-accumulated": lambda: trained(lambda: Tokens(3), count=33, batch_size=4),

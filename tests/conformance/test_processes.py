@@ -77,7 +77,7 @@ RESULTS = (
     "predicted",
     "metric-results",
     "own-function",
-    "own-rows",
+    "crowded",
     "limited",
 )
 MORE = (
@@ -177,7 +177,7 @@ ON_TENSORFLOW = (
 """TensorFlow has the rules of PyTorch: an example of each, as every check compiles two programs."""
 
 
-OFTEN = ("reference", "own-rows", "gathered", "sharded", "metric-results", "coupled-examples")
+OFTEN = ("reference", "crowded", "gathered", "sharded", "metric-results", "coupled-examples")
 """The checks of the default selection on PyTorch."""
 
 

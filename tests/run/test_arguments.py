@@ -259,21 +259,40 @@ def test_methods_that_are_never_called_give_one_warning() -> None:
     with pytest.warns(TreadleWarning) as caught:
         loop(hooks=[Keras(), EVERY])
     assert [str(warning.message) for warning in caught] == [
-        "Keras.on_epoch_end is never called: write record(self, loop, record); "
-        "Keras.on_train_begin is never called: write start(self, loop)"
+        "a loop does not call Keras.on_epoch_end: write record(self, loop, record); "
+        "a loop does not call Keras.on_train_begin: write start(self, loop)"
     ]
     with pytest.warns(TreadleWarning) as caught:
         treadle.Loop(Unused(), console=False)
     assert [str(warning.message) for warning in caught] == [
-        "Unused.configure_optimizers is never called: make the optimizer in __init__, and apply it "
-        "in train_step; Unused.on_epoch_end is never called: write a hook, see treadle.Hook; "
-        "Unused.test_step is never called: write eval_step(self, batch); "
-        "Unused.validation_step is never called: write eval_step(self, batch)"
+        "a loop does not call Unused.configure_optimizers: make the optimizer in __init__, and "
+        "apply it in train_step; a loop does not call Unused.on_epoch_end: write a hook, see "
+        "treadle.Hook; a loop does not call Unused.test_step: write eval_step(self, batch); a loop "
+        "does not call Unused.validation_step: write eval_step(self, batch)"
     ]
 
 
+class Both(treadle.Hook, Recording):
+    """A hook and a callback, whose methods Keras' list of callbacks calls."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None: ...
+
+
+class CallsTheTask(treadle.Hook):
+    def record(self, loop: Any, record: Any) -> None:
+        loop.task.test_step(None, 0)
+        getattr(loop.task, "validation_step")  # noqa: B009
+
+
+class Called(Mine):
+    def validation_step(self, batch: Any, index: int) -> Any: ...
+
+    def test_step(self, batch: Any, index: int) -> Any: ...
+
+
 def test_methods_that_are_called_give_no_warning(recwarn: pytest.WarningsRecorder) -> None:
-    callbacks = treadle.hooks.KerasCallbacks([Recording()])
+    callbacks = treadle.hooks.KerasCallbacks([Recording(), Both()])
+    treadle.Loop(Called(), hooks=[CallsTheTask(), Both()], console=False)
     treadle.Loop(OfLightning(), hooks=[CallsItself(), callbacks], console=False)
     treadle.Loop(OfKeras(), console=False)
     fit_model(callbacks=[Recording()], verbose=0)

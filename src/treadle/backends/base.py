@@ -316,9 +316,9 @@ class StepExecution(Protocol):
         """
         return "auto"
 
-    def rows_to_try(self, batch: Any) -> Any:
-        """Return the rows of a batch of NumPy arrays with which a step is run for a trial."""
-        return batch
+    def fewer_rows(self, batch: Any, error: Exception) -> Any:
+        """Return the rows of a batch with which a dry run that failed is repeated, or None."""
+        return None
 
     def abstract_run(self, function: Callable[[Any], Any], batch: Any, step: StepContext) -> Scope:
         """Run a step once to create its variables, and discard all assignments.

@@ -48,12 +48,6 @@ class WithPlainHelp:
 class Group(WithPlainHelp, TyperGroup):  # type: ignore[misc]
     """The `treadle` command group."""
 
-    def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
-        """Return a command; suggest `run` for the names of other programs."""
-        if cmd_name in ("train", "fit"):
-            ctx.fail(f"No such command {cmd_name!r}. Did you mean 'run'?")
-        return super().get_command(ctx, cmd_name)  # type: ignore[arg-type]
-
 
 class Command(WithPlainHelp, TyperCommand):  # type: ignore[misc]
     """A command whose `NAME --help` lists the settings of the task."""

@@ -1,9 +1,9 @@
 """Predictions of several processes, each of which computes those of its rows of every batch.
 
-They are divided only if that changes nothing: for the first batch of each form, the predictions
-of its first rows, as many as one process computes, are compared with those of the same rows divided
-among all. If they differ in one process, because examples are combined, random numbers are drawn,
-or an output has no row for each example, all processes compute all of them.
+They are divided only if that changes nothing: for the first batch of each form, every process
+computes the predictions of the whole batch and of its rows, and compares them. If they differ in
+one process, because examples are combined, random numbers are drawn, or an output has no row for
+each example, all processes compute all of them.
 """
 
 from collections import deque
@@ -17,7 +17,7 @@ from ..backends.window import Window, own_rows
 from ..core import structures
 from ..core.processes import ProcessGroup
 from ..run.predictions import Array, Predictions
-from .dividing.agreement import completed, first_rows, rows_to_compare
+from .dividing.agreement import completed, first_rows, lacking_memory, rows_to_compare
 from .dividing.rows import has_rows
 
 MOST_WORDS: Final = 4 << 20
@@ -61,7 +61,7 @@ class DividedPredictions:
 
     def own_part(self, window: Window) -> Window:
         """Return the rows of a window for this process to predict on, or the whole window."""
-        own = self._rows_of(window)
+        own = window.of_each(self._part(window.examples))
         known = self._known.get(window.form)
         # If a Python value of the task has changed, the caller is a new one.
         if known is None or known[0] is not self._caller_of(own if known[1] else window):
@@ -123,30 +123,37 @@ class DividedPredictions:
     def _place(self, examples: int) -> tuple[int, int]:
         return own_rows(examples, self._group.rank, self._group.size)
 
-    def _rows_of(self, window: Window) -> Window:
-        """Return the rows of each batch that this process computes; one if it has none."""
-        first, count = self._place(window.examples)
-        return window.of_each(slice(first, first + count) if count else slice(0, 1))
+    def _part(self, examples: int) -> slice:
+        """Return the rows of a batch that this process computes; the first one if it has none."""
+        first, count = self._place(examples)
+        return slice(first, first + count) if count else slice(0, 1)
 
     def _is_divisible(self, window: Window) -> bool:
         """Return whether in all processes the predictions of rows equal those of a batch.
 
-        Compared are the first rows of the window, as many as one process computes.
+        If a process has too little memory for a batch, its first rows are compared.
         """
-        examples, size = window.examples, self._group.size
-        few = rows_to_compare(examples, size)
-        is_apart = window.shares is not None and not window.shares.whole
-        batch = first_rows(window.batch(0), examples, few, self._group if is_apart else None)
-        first, count = self._place(few)
-        place = slice(first, first + count) if count else slice(0, 1)
-        part = structures.mapped(lambda x: x[place] if has_rows(x, few) else x, batch)
+        batch, examples = completed(window.split(1)[0], self._group).batch(0), window.examples
+        for count in (examples, rows_to_compare(examples, self._group.size)):
+            equal: bool | None = None
+            with lacking_memory():
+                equal = self._is_equal(first_rows(batch, examples, count), count)
+            everyone = self._group.exchange(equal, AT)
+            if None not in everyone:
+                return all(everyone)
+        return False
+
+    def _is_equal(self, batch: Any, examples: int) -> bool:
+        """Return whether the predictions of the rows of this process equal those of a batch."""
+        place = self._part(examples)
+        own = structures.mapped(lambda x: x[place] if has_rows(x, examples) else x, batch)
+        whole = self._caller(batch).start([batch], 0)()
         try:  # it may fail for so many rows
-            whole, own = (self._caller(rows).start([rows], 0)() for rows in (batch, part))
-            pairs = zip(structures.flatten(whole), structures.aligned(own, whole), strict=True)
-            equal = all([_equal(np.asarray(a), np.asarray(b), few, place) for a, b in pairs])
+            part = self._caller(own).start([own], 0)()
+            pairs = zip(structures.flatten(whole), structures.aligned(part, whole), strict=True)
+            return all([_equal(np.asarray(a), np.asarray(b), examples, place) for a, b in pairs])
         except Exception:
-            equal = False
-        return all(self._group.exchange(equal, AT))
+            return False
 
 
 def _equal(whole: Array, own: Array, examples: int, place: slice) -> bool:

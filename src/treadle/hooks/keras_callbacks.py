@@ -388,11 +388,11 @@ def _epochs(loop: LoopView) -> float:
 def _checked(callback: Any) -> Any:
     import keras
 
-    if isinstance(callback, Hook | Scheduled):
-        raise ConfigurationError(
-            f"{type(callback).__name__} is a hook, not a Keras callback: pass it as hooks=[…]"
-        )
     if not isinstance(callback, keras.callbacks.Callback):
+        if isinstance(callback, Hook | Scheduled):
+            raise ConfigurationError(
+                f"{type(callback).__name__} is a hook, not a Keras callback: pass it as hooks=[…]"
+            )
         raise ConfigurationError(
             f"KerasCallbacks takes a list of objects of keras.callbacks.Callback, and found "
             f"{callback!r}: make a function of the loop a hook with treadle.every"

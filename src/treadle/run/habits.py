@@ -7,7 +7,7 @@ from typing import Any, Final
 from ..core import user_code
 from ..core.hook import DetailedHook, Hook
 from ..errors import ConfigurationError
-from ..steps.task import FunctionTask
+from ..steps.task import FunctionTask, Task
 
 _ARRAYS: Final = "train on treadle.data.from_arrays(x, y, batch_size=32, shuffle=True)"
 _CALLBACKS: Final = "pass hooks=[treadle.hooks.KerasCallbacks([…])] to treadle.Loop"
@@ -53,14 +53,11 @@ OF_LOOP: Final = {
 }
 OF_LOOPS: Final = {
     "train": "write loop.fit(train, epochs=…)",
-    "run": "write loop.fit(train, epochs=…)",
     "validate": "write loop.evaluate(source)",
     "test": "write loop.evaluate(source)",
     "compile": "give the task what it needs, as treadle.Supervised(model, loss, optimizer)",
     "model": "write loop.task.model, if the task has this attribute",
-    "optimizer": "write loop.task.optimizer, if the task has this attribute",
     "save_weights": 'write loop.task.model.save_weights("mine.weights.h5")',
-    "export": 'write treadle.export(loop, "mine.keras")',
 }
 _FREQUENCY: Final = "write validation_freq=2, in epochs, or train with treadle.Loop(model).fit"
 _LENGTH: Final = "write epochs=…, or train with treadle.Loop(model).fit(source, {}=…)"
@@ -147,16 +144,25 @@ def check_methods(hook: Hook) -> None:
 def never_called(parts: Iterable[Any]) -> str:
     """Return a warning about methods of a task and hooks that only Keras or Lightning would call.
 
-    Left out are methods that a library defines, and those that other methods of the class use.
+    Left out are methods that a library defines, those that another method names, and classes of
+    Keras, whose trainer or list of callbacks may call them.
     """
+    all_kinds = dict.fromkeys(type(part) for part in parts if isinstance(part, Hook | Task))
+    kinds = [x for x in all_kinds if not any(k.__module__[:6] == "keras." for k in x.__mro__)]
     found: dict[str, str] = {}
-    for part in parts:
-        advice, kinds = OF_HOOKS if isinstance(part, Hook) else _OF_TASKS, type(part).__mro__
-        for owner in kinds:
+    for kind in kinds:
+        advice = OF_HOOKS if issubclass(kind, Hook) else _OF_TASKS
+        for owner in kind.__mro__:
             for name in sorted(advice.keys() & vars(owner).keys()):
-                others = [each for kind in kinds for n, each in vars(kind).items() if n != name]
-                codes = [f.__code__ for each in others for f in user_code.functions_of(each)]
-                used = any(name in c.co_names for code in codes for c in user_code.code_in(code))
-                if not used and not user_code.is_library(user_code.namespace_of_class(owner)):
-                    found[f"{type(part).__name__}.{name} is never called"] = advice[name]
+                of_user = not user_code.is_library(user_code.namespace_of_class(owner))
+                if of_user and not _is_named(name, kinds):
+                    found[f"a loop does not call {kind.__name__}.{name}"] = advice[name]
     return "; ".join(map(": ".join, found.items()))
+
+
+def _is_named(name: str, kinds: Iterable[type]) -> bool:
+    """Return whether other methods of the classes use a name, also as text for `getattr`."""
+    members = (each for kind in kinds for owner in kind.__mro__ for each in vars(owner).items())
+    functions = (f for n, x in members if n != name for f in user_code.functions_of(x))
+    codes = (code for f in functions for code in user_code.code_in(f.__code__))
+    return any(name in code.co_names or name in code.co_consts for code in codes)

@@ -109,7 +109,7 @@ def build_step(
         return values, weights
 
     settled = frozenset(map(id, earlier.variables.values()) if earlier is not None else ())
-    state, found = build(task, dry, active().rows_to_try(batch), name, preflight, settled, effects)
+    state, found = _built(task, dry, batch, name, preflight, settled, effects)
     state.add_constants({}, constants)
     assigned = _assigned(state, found)
     scaled = _loss_scale_paths(state, found, name)
@@ -129,6 +129,18 @@ def build_step(
         limits=found.limits,
         initial={path: active().read(state.variables[path]) for path in new},
     )
+
+
+def _built(task: Any, function: Any, batch: Any, *settings: Any) -> tuple[State, Build]:
+    """Return what `build` returns: for fewer rows of the batch where the backend says so."""
+    try:
+        return build(task, function, batch, *settings)
+    except Exception as error:
+        fewer = active().fewer_rows(batch, error)
+        if fewer is None:
+            raise
+    # Now the error no longer keeps what the step has computed.
+    return build(task, function, fewer, *settings)
 
 
 def _assigned(state: State, found: Build) -> list[str]:

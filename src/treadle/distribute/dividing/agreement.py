@@ -1,7 +1,8 @@
 """What all processes must agree on before a step runs: batches, variables, and their values."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any, Final
 
@@ -45,19 +46,25 @@ def rows_to_compare(examples: int, processes: int) -> int:
     return max(own_rows(examples, 0, processes)[1], min(2, examples))
 
 
-def first_rows(batch: Any, examples: int, few: int, group: ProcessGroup | None = None) -> Any:
-    """Return the first rows of a batch.
+def first_rows(batch: Any, examples: int, few: int) -> Any:
+    """Return the first rows of a batch with so many examples."""
+    return structures.mapped(lambda x: x[:few] if has_rows(x, examples) else x, batch)
 
-    Args:
-        batch: The batch.
-        examples: The number of its rows.
-        few: The number of rows to return.
-        group: The processes, if each has read only its own rows: process 0 sends them.
-    """
-    if group is None:
-        return structures.mapped(lambda x: x[:few] if has_rows(x, examples) else x, batch)
-    mine = [np.asarray(x)[: 0 if group.rank else few] for x in structures.flatten(batch)]
-    return structures.pack(batch, group.exchange_arrays(mine, AT)[0])
+
+@contextmanager
+def lacking_memory() -> Generator[None]:
+    """End this context early, without an error, if there is too little memory."""
+    try:
+        yield
+    except Exception as error:
+        if not is_of_memory(error):
+            raise
+
+
+def is_of_memory(error: Exception) -> bool:
+    """Return whether an error says that there is too little memory, of Python or a framework."""
+    text = f"{type(error).__name__} {error}"
+    return any(part in text for part in ("MemoryError", "can't allocate", "ResourceExhausted"))
 
 
 def completed(window: Window, group: ProcessGroup) -> Window:

@@ -54,13 +54,12 @@ class Collectives(GroupBackend, ABC):
         rank: The number of this process.
         size: The number of processes.
         is_alone: Whether collectives are replaced by local operations.
-        fails_always: Whether a step has failed because of what it calls, with any number of rows.
     """
 
     def __init__(self, own: Backend, group: ProcessGroup) -> None:
         super().__init__(own, group)
         self.rank, self.size = group.rank, group.size
-        self.is_alone = self.fails_always = False
+        self.is_alone = False
         self._forms: list[str] = []
         self._shared: dict[int, ref[Any]] = {}
 

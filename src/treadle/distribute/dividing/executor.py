@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ from .agreement import (
     completed,
     digests_of,
     first_rows,
+    lacking_memory,
     rows_to_compare,
     share_state,
     value_of,
@@ -47,10 +49,9 @@ _REMEDY: Final = (
 class SharedExecutor:
     """Runs a step on several processes, with the results of one.
 
-    The first time, it is compared with a step in one process for the same rows: the first ones of
-    the batch, as many as one process computes, so that a batch need not fit into the memory of one
-    process. Only if that fails are all rows compared, and the error is about them. The state is
-    restored.
+    The first time, the step runs for the whole batch too, and both must agree; the state is
+    restored. If a process has too little memory for the whole batch, the first rows are compared,
+    as many as one process computes, with the same rows divided among all.
 
     Args:
         program: The step for whole batches.
@@ -145,48 +146,48 @@ class SharedExecutor:
                 "process"
             )
         first, examples = window.batch(0), window.examples
-        is_apart = window.shares is not None and not window.shares.whole
-        if not is_apart:
+        if window.shares is None or window.shares.whole:
             check_batch(first, name, self._processes)
         share_state(program, self._processes)
         if not any(len(x.shape) for x in structures.flatten(first)):
             return  # no rows to divide: all processes compute the same
-        few = rows_to_compare(examples, self._processes.size)
-        if few < examples:
-            part = first_rows(first, examples, few, self._processes.group if is_apart else None)
-            try:
-                compared = self._compared(part, few)
-            except Exception:  # in all processes
-                if self._processes.fails_always:
-                    raise
-            else:
-                self._rows = compared.for_batches_of(examples)
-                own = self._rows.of_batch(first)
-                self._check_sums(structures.mapped(self._processes.own.to_device, own))
-                return
         whole = completed(window.split(1)[0], self._processes.group).batch(0)
-        self._rows = self._compared(whole, examples)
+        self._rows = self._compared(whole, examples, lacking_memory())
+        if self._rows is not None:
+            return
+        few = rows_to_compare(examples, self._processes.size)
+        compared = self._compared(first_rows(whole, examples, few), few, nullcontext())
+        assert compared is not None  # otherwise the error that there is too little memory is raised
+        self._rows = compared.for_batches_of(examples)
+        own = self._rows.of_batch(first)
+        self._check_sums(structures.mapped(self._processes.own.to_device, own))
 
-    def _compared(self, batch: Any, examples: int) -> OwnRows:
+    def _compared(self, batch: Any, examples: int, lacking: Any) -> OwnRows | None:
         """Return how the rows of batches are computed such that results are those of one process.
 
         Args:
             batch: A batch of NumPy arrays, the same in all processes.
             examples: The number of its rows.
+            lacking: A context that ends early if a process has too little memory for the batch.
+
+        Returns:
+            None if it has ended early in a process.
 
         Raises:
             StepError: There is no way.
         """
         program, processes = self._program, self._processes
+        self._rows, noted, found = None, Seen(), list[StepResult]()
         batch = structures.mapped(processes.own.to_device, batch)
-        self._rows, noted = None, Seen()
         with processes.undone(program), self._around(program), processes.patched():
-            with computing(None, noted):
-                expected = _copied(run_step(program, batch, 0))
+            with lacking, computing(None, noted):
+                found.append(_copied(run_step(program, batch, 0)))
             counted = {path: _array(value_of(v)) for path, v in _summed(program).items()}
+        if not all(processes.group.exchange(bool(found), AT)):
+            return None
         self._rows = mine = OwnRows(processes, examples, noted)
         reasons: dict[str, _Difference] = {}
-        while why := self._difference(mine, batch, expected, counted):
+        while why := self._difference(mine, batch, found[0], counted):
             reasons.setdefault(why.kind, why)
             if not mine.adapt(why.kind, why.names):
                 text = reasons[why.kind].text

@@ -101,7 +101,6 @@ class TensorFlowGroup(DividedBackend):
             StepError: A step that runs as Python calls it while TensorFlow traces a function.
         """
         if self._runs_as_python and not tf.executing_eagerly():
-            self.fails_always = True
             raise StepError(
                 "the step sums over processes inside of a concrete function, which TensorFlow "
                 "traces once, for other rows or without the sums. Call the function without "

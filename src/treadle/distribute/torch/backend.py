@@ -21,7 +21,7 @@ from ...core.internals import wrapped
 from ...core.options import Options
 from ...core.processes import ProcessGroup
 from ...errors import ConfigurationError
-from ..dividing.agreement import first_rows, refusal, rows_to_compare
+from ..dividing.agreement import first_rows, is_of_memory, refusal, rows_to_compare
 from ..dividing.backend import DividedBackend
 from .replacements import REPLACEMENTS, Draws
 
@@ -41,10 +41,11 @@ class TorchGroup(DividedBackend):
         """Return the context in which a step runs eagerly."""
         return around(program)
 
-    def rows_to_try(self, batch: Any) -> Any:
-        """Return as many rows as one process computes: a trial computes all that it is given."""
+    def fewer_rows(self, batch: Any, error: Exception) -> Any:
+        """Return as many rows of a batch as one process computes, if memory was lacking."""
         examples = examples_of(batch)
-        return first_rows(batch, examples, rows_to_compare(examples, self.size))
+        few = rows_to_compare(examples, self.size)
+        return first_rows(batch, examples, few) if is_of_memory(error) else None
 
     def divides(self) -> bool:
         """Return whether no function of `torch.vmap` or `torch.func.grad` is running."""
