@@ -292,7 +292,7 @@ class Called(Mine):
 
 def test_methods_that_are_called_give_no_warning(recwarn: pytest.WarningsRecorder) -> None:
     callbacks = treadle.hooks.KerasCallbacks([Recording(), Both()])
-    treadle.Loop(Called(), hooks=[CallsTheTask(), Both()], console=False)
+    treadle.Loop(Called(), hooks=[CallsTheTask()], console=False)
     treadle.Loop(OfLightning(), hooks=[CallsItself(), callbacks], console=False)
     treadle.Loop(OfKeras(), console=False)
     fit_model(callbacks=[Recording()], verbose=0)
