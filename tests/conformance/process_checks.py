@@ -222,10 +222,10 @@ class Wide(Small):
 
 
 class Crowded(Reference):
-    """Has no memory for more rows than a process has in two."""
+    """Has no memory in one process for more rows than it has in two."""
 
     def _hold(self, batch: Any) -> Any:
-        if batch[0].shape[0] > 4 and processes.process_group().size > 1:
+        if batch[0].shape[0] > 4 and processes.process_group().rank == 1:
             raise MemoryError
         return batch
 
@@ -240,13 +240,31 @@ class Crowded(Reference):
 
 
 def crowded() -> Results:
-    """Train, evaluate and predict with batches for which no process has enough memory."""
+    """Train, evaluate and predict with batches for which a process has too little memory."""
     treadle.setup(seed=0)
     validation = source(30, 8, shuffle=False)
     with treadle.Loop(Crowded(), console=False, options=treadle.Options(window=4)) as loop:
         history = loop.fit(source(27, 8), validation, epochs=2)
         logged = {name: np.array(history[name]) for name in history.names() if "loss" in name}
         return {**logged, "predictions": loop.predict(validation), **loop.state.arrays()}
+
+
+class Scaled(Reference):
+    scale = 1.0
+
+    def predict_step(self, batch: Any) -> Any:
+        return self.scale * super().predict_step(batch)
+
+
+def changed_values() -> Results:
+    """Predict with a Python value that changes, and changes back, with rows of other forms."""
+    treadle.setup(seed=0)
+    found: Results = {}
+    with treadle.Loop(Scaled(), console=False) as loop:
+        for scale, count, size in ((1.0, 9, 5), (2.0, 5, 5), (1.0, 4, 4), (2.0, 9, 5)):
+            loop.task.scale = scale
+            found[f"{scale} {count}"] = loop.predict(source(count, size, shuffle=False))
+    return found
 
 
 def limited() -> Results:
@@ -278,6 +296,7 @@ def memory(more: int) -> Generator[None]:
 
 CHECKS |= {
     "crowded": crowded,
+    "changed-values": changed_values,
     "limited": limited,
     "tokens": lambda: trained(lambda: Tokens(1)),
     "tokens-accumulated": lambda: trained(lambda: Tokens(3), count=33, batch_size=4),

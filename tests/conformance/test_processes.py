@@ -78,6 +78,7 @@ RESULTS = (
     "metric-results",
     "own-function",
     "crowded",
+    "changed-values",
     "limited",
 )
 MORE = (

@@ -63,8 +63,10 @@ class DividedPredictions:
         """Return the rows of a window for this process to predict on, or the whole window."""
         own = window.of_each(self._part(window.examples))
         known = self._known.get(window.form)
-        # If a Python value of the task has changed, the caller is a new one.
-        if known is None or known[0] is not self._caller_of(own if known[1] else window):
+        # If a Python value of the task has changed, the caller is a new one: perhaps in one process
+        # only, since each has other forms of rows.
+        is_new = known is None or known[0] is not self._caller_of(own if known[1] else window)
+        if any(self._group.exchange(is_new, AT)) or known is None:
             is_divided = self._is_divisible(window)
             known = self._caller_of(own if is_divided else window), is_divided
             self._known[window.form] = known

@@ -1,6 +1,7 @@
 """What all processes must agree on before a step runs: batches, variables, and their values."""
 
 import hashlib
+import re
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
@@ -20,6 +21,7 @@ from .collectives import Collectives
 from .rows import has_rows
 
 AT: Final = "preparing a step for batches of a new form"
+_OF_MEMORY: Final = "MemoryError|out of memory|can't allocate|ALLOC_FAILED|ResourceExhausted"
 
 
 def check_batch(batch: Any, name: str, processes: Collectives) -> None:
@@ -64,7 +66,7 @@ def lacking_memory() -> Generator[None]:
 def is_of_memory(error: Exception) -> bool:
     """Return whether an error says that there is too little memory, of Python or a framework."""
     text = f"{type(error).__name__} {error}"
-    return any(part in text for part in ("MemoryError", "can't allocate", "ResourceExhausted"))
+    return re.search(_OF_MEMORY, text) is not None
 
 
 def completed(window: Window, group: ProcessGroup) -> Window:

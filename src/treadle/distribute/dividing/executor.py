@@ -178,9 +178,9 @@ class SharedExecutor:
         """
         program, processes = self._program, self._processes
         self._rows, noted, found = None, Seen(), list[StepResult]()
-        batch = structures.mapped(processes.own.to_device, batch)
         with processes.undone(program), self._around(program), processes.patched():
             with lacking, computing(None, noted):
+                batch = structures.mapped(processes.own.to_device, batch)
                 found.append(_copied(run_step(program, batch, 0)))
             counted = {path: _array(value_of(v)) for path, v in _summed(program).items()}
         if not all(processes.group.exchange(bool(found), AT)):
