@@ -28,6 +28,7 @@ MODULES = {
     "opening": "memory",
     "processes": "processes",
     "scale": "scale",
+    "forms": "forms",
     "exports": "exports",
 }
 

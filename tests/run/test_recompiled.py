@@ -38,10 +38,8 @@ def batch(*shape: int, dtype: str = "float32") -> Any:
 def test_a_batch_of_another_shape_or_dtype_is_named_once() -> None:
     batches = [batch(8, 3), batch(8, 3), batch(5, 4), batch(8, 3, dtype="int32")]
     assert fitted(batches).history["note"] == [
-        "recompiled because of another form of batch: "
-        "the array 'x' changed from (8, 3) float32 to (5, 4) float32",
-        "recompiled because of another form of batch: "
-        "the array 'x' changed from (8, 3) float32 to (8, 3) int32",
+        "another form of batch: the array 'x' changed from (8, 3) float32 to (5, 4) float32",
+        "another form of batch: the array 'x' changed from (8, 3) float32 to (8, 3) int32",
     ]
 
 

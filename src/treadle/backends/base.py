@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import keras
@@ -304,9 +305,12 @@ class StepExecution(Protocol):
 
     Attributes:
         compilers: The names that `Options(compiler=…)` may have besides `"auto"`.
+        rare_steps: How many steps of a new form of batch run as Python before it is compiled, by
+            the compiler. Without one, each form is compiled at once.
     """
 
     compilers: Sequence[str] = ()
+    rare_steps: Mapping[str, int] = MappingProxyType({})
 
     def compiler(self, steps: int | None) -> str:
         """Return the compiler for `Options(compiler="auto")`, or `"auto"` to use that of the plan.

@@ -32,7 +32,7 @@ def padded(
     """Create a source of batches from examples of different lengths, which are padded at the end.
 
     Each array of an example is a sequence along its first axis, and numbers are stacked. The step
-    is compiled for each length of a batch: give few lengths.
+    is compiled for each length of a batch that comes often: give few lengths.
 
     Args:
         examples: A sequence of examples (a list, a PyTorch data set, or any object with a length

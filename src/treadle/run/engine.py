@@ -101,6 +101,9 @@ class Engine:
             if window is None:
                 run.current.epoch_ended = run.epoch_source.ended = True
                 return
+            rare = run.training.rare_steps(window) if run.training.rare_forms.compiler else 0
+            if 0 < rare < window.count:  # the next ones run compiled
+                window = feed.shortened(window, rare)
             self.train(window, sizes.prefetch, partial(sizes.following, window))
             self._validate_if_due(before, source)
             run.services.hooks.run_due(run, before)
@@ -422,7 +425,7 @@ class Engine:
     def _warn_after_window(self) -> None:
         """Warn once if a resumed run may not be exact; the plan is known after one window."""
         run, prepared = self._run, self._run.training.prepared
-        if run.saved_circumstances is not None:
+        if run.saved_circumstances is not None and prepared is not None and prepared.plan:
             warning = lost_guarantee(run.saved_circumstances, run.executed)
             run.services.reporter.warn(warning)
             run.saved_circumstances = None

@@ -17,7 +17,7 @@ from ..errors import TreadleError
 from ..hooks.run_record import RunRecord
 
 MOST_FORMS: Final = 8  # that are logged
-RECOMPILED: Final = "recompiled because of another form of batch: "
+RECOMPILED: Final = "another form of batch: "
 UNEQUAL: Final = "the arrays of a batch differ in length ("
 
 

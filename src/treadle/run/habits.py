@@ -147,8 +147,14 @@ def never_called(parts: Iterable[Any]) -> str:
     Left out are methods that a library defines, those that another method names, and classes of
     Keras, whose trainer or list of callbacks may call them.
     """
-    all_kinds = dict.fromkeys(type(part) for part in parts if isinstance(part, Hook | Task))
-    kinds = [x for x in all_kinds if not any(k.__module__[:6] == "keras." for k in x.__mro__)]
+    kinds: list[type] = []
+    for kind in dict.fromkeys(map(type, parts)):
+        for owner in kind.__mro__:
+            if owner.__module__.startswith("keras."):
+                break
+        else:
+            if issubclass(kind, Hook | Task):
+                kinds.append(kind)
     found: dict[str, str] = {}
     for kind in kinds:
         advice = OF_HOOKS if issubclass(kind, Hook) else _OF_TASKS

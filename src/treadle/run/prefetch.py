@@ -143,6 +143,15 @@ class Feed:
             self._at_end = at_end
         return window
 
+    def shortened(self, window: Window, count: int) -> Window:
+        """Return the first batches of the window that was taken last; the others come next."""
+        window, rest = window.split(count)
+        ahead = self._prefetched  # of the same form
+        if ahead is not None:
+            rest = rest.joined([ahead]) if rest.rows is None else rest.followed_by(ahead)
+        self._prefetched = rest
+        return window
+
     def _taken(
         self, opened: tuple[Source, int, Reader], most: int, progress: Progress
     ) -> Window | None:

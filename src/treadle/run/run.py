@@ -163,6 +163,7 @@ class Run:
         self.history = self._recorded_history()
         self.evaluation.calls = saved.function_calls if saved is not None else 0
         if saved is not None:  # a later call of this script may read from another source
+            self.training.rare_forms.restore(saved.rare_forms)
             self.epoch_source.restore(saved.epoch_source, self.progress.step)
 
     def restore_progress(self) -> None:
@@ -172,6 +173,9 @@ class Run:
             return
         if saved.compiler is not None and self._takes_compilers:
             self.training.use_recorded_compilers(saved.compiler, saved.compilers)
+        self.training.rare_forms.restore(saved.rare_forms)
+        if self.training.prepared is not None:
+            self.training.prepared.recount()
         self._saved_execution = saved.execution
         self.progress, self.last_recorded_step = saved.progress, saved.last_recorded_step
         self.trigger_check, self.evaluation.calls = saved.trigger_check, saved.function_calls
@@ -468,6 +472,7 @@ class Run:
         """
         state, training, call = self.state, self.training, self.current
         prepared, record, step = training.prepared, self.services.record, self.progress.step
+        rare = training.rare_forms
         written = set(prepared.written if prepared is not None else state.variables)
         validation = call.validation if call.running else None
         # A run that restarts from step 0 calls the `start` of its hooks again.
@@ -500,6 +505,11 @@ class Run:
             averaging_updates=self.averages.begun,
             compiler=training.compiler,
             compilers=training.compilers,
+            rare_forms={
+                "compiler": rare.compiler,
+                "compiled": [*rare.compiled],
+                "counts": {**rare.counts},
+            },
             epoch_source=self.epoch_source.state(),
             stores=training.stores(),
         ).checkpoint()

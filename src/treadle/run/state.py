@@ -80,6 +80,14 @@ _fields: Mapping[str, schema.Check] = {
     "averaging_updates": schema.mapping(_count),
     "compiler": schema.optional(schema.text),
     "compilers": schema.mapping(schema.text),
+    "rare_forms": schema.record(
+        {
+            "compiler": schema.text,
+            "compiled": schema.listed(schema.text),
+            "counts": schema.mapping(_count),
+        },
+        required=("compiler", "compiled", "counts"),
+    ),
     "stores": schema.listed(_named),
     "epoch_source": schema.optional(
         schema.record(
@@ -93,7 +101,7 @@ _fields: Mapping[str, schema.Check] = {
         )
     ),
 }
-_loop = schema.record(_fields, required=tuple(_fields))
+_loop = schema.record(_fields, required=tuple(_fields.keys() - {"rare_forms"}))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,6 +132,7 @@ class RunState:
         averaging_updates: The number of updates of each averaging optimizer when training began.
         compiler: The compiler of the train step for new batch forms; None if there is no choice.
         compilers: The compilers of the train step, by the text of the batch form.
+        rare_forms: How often forms of batch came that run as Python so far; see `RareForms`.
         epoch_source: The source of the current epoch; see `EpochSource`.
         stores: The contents of tables and the like that the train step changes, in order.
         path: The folder of the checkpoint that it was read from.
@@ -152,6 +161,9 @@ class RunState:
     averaging_updates: Mapping[str, int] = field(default_factory=dict[str, int])
     compiler: str | None = None
     compilers: Mapping[str, str] = field(default_factory=dict[str, str])
+    rare_forms: Mapping[str, Any] = field(
+        default_factory=lambda: {"compiler": "", "compiled": [], "counts": {}}
+    )
     epoch_source: Mapping[str, Any] | None = None
     stores: Sequence[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
     path: Path = field(default_factory=Path, compare=False)
@@ -193,7 +205,7 @@ class RunState:
             _loop(saved, "loop")
         except ValueError as error:
             raise found.damaged(str(error)) from error
-        values = {name: saved[name] for name in _fields}
+        values = {name: saved[name] for name in _fields if name in saved}
         for name in ("begun", "trigger_check"):
             values[name] = Progress(**{n: values[name][n] for n in Progress.__slots__})
         return cls(

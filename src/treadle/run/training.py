@@ -20,6 +20,7 @@ from ..steps.compiled_step import CompiledStep
 from ..steps.constants import Changed
 from ..steps.layer_statistics import MeasuredOutputs, StepStatistics
 from ..steps.planning import Pace, window_size
+from ..steps.rare_forms import RareForms
 from .epoch_values import epoch_values
 
 
@@ -38,6 +39,7 @@ class Training:
         measure_next: Whether to measure the layers in the first step of the next window.
         measured: The statistics of the first step of the last window, if they were measured.
         unmeasured: Why they were not measured, as a sentence; empty if they were.
+        rare_forms: How often forms of batch came that run as Python so far.
     """
 
     def __init__(self, task: Any, options: Options, processes: int = 1) -> None:
@@ -52,6 +54,7 @@ class Training:
         self._last: tuple[int, Window] | None = None
         self._broken: list[str] = []
         self._compilers: Mapping[str, str] = {}
+        self.rare_forms = RareForms()
 
     def use_compiler(self, compiler: str) -> None:
         """Use a compiler for the step, unless the options name one or it is built already."""
@@ -102,6 +105,10 @@ class Training:
         """Return whether the step is prepared for batches of this form."""
         return self.prepared is not None and self.prepared.knows(window)
 
+    def rare_steps(self, window: Window) -> int:
+        """Return how many steps of this form run as Python before it is compiled."""
+        return self.prepared.rare_steps(window) if self.prepared else 0
+
     def prepare(self, window: Window, forms: Sequence[Any] = ()) -> CompiledStep:
         """Build and check the step for batches of this form, from scratch if constants changed.
 
@@ -149,6 +156,7 @@ class Training:
                 self._options,
                 "train_step",
                 compilers=self._compilers,
+                rare_forms=self.rare_forms,
             )
         else:
             known = set(prepared.metrics)

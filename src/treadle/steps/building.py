@@ -217,9 +217,9 @@ def _check_gradients(state: State, found: Build, name: str) -> None:
 
     Keras would pair them without an error until one of the two lists ends.
     """
-    names = {id(optimizer): path for path, optimizer in state.all_optimizers.items()}
     for optimizer, variables, gradients in found.applied:
         if variables and gradients != len(variables):
+            names = {id(optimizer): path for path, optimizer in state.all_optimizers.items()}
             paths = ", ".join(state.path_of(v) for v in variables[gradients:][:5])
             raise StepError(
                 f"{name} applies {gradients} gradients to {len(variables)} variables by "

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 from weakref import ref
 
@@ -11,7 +12,7 @@ from ..backends.plans import Execution, Plan
 from ..backends.ranges import raise_stored
 from ..backends.step_context import Effects
 from ..backends.window import Following, Rows, Window, form_of
-from ..checkpoint.batch_forms import text_of
+from ..checkpoint.batch_forms import described, text_of
 from ..core.options import COMPILERS, Options, device_count
 from ..core.randomness import random_states, set_random_states
 from ..errors import StepError
@@ -22,6 +23,7 @@ from .layer_statistics import MeasuredOutputs, StepStatistics
 from .planning import places, summary
 from .programs import FormProgram, ProgramBuilder
 from .python_values import undone
+from .rare_forms import RareForms, name_of, steps_as_python
 from .results import check_same_names, joined, step_outputs
 from .snapshot import Snapshot
 from .spec import StepSpec, build_step
@@ -59,6 +61,7 @@ class CompiledStep:
         name: The step's name, for messages.
         late: Treat the first form as a later one, because another step of the task ran before.
         compilers: The compilers that a resumed run used, by the text of the form.
+        rare_forms: Counts the steps of forms that are rare; None to compile each form at once.
     """
 
     def __init__(
@@ -70,8 +73,10 @@ class CompiledStep:
         name: str,
         late: bool = False,
         compilers: Mapping[str, str] | None = None,
+        rare_forms: RareForms | None = None,
     ) -> None:
         self._task, self._step, self._options, self._name = task, step, options, name
+        self._rare_forms = rare_forms
         # A task that asks for steps in Python may change Python values in them.
         asks_for_python = adapter(task).default_options().execution == "eager"
         self._changes_python = asks_for_python and options.execution == "eager"
@@ -103,6 +108,30 @@ class CompiledStep:
         """Return whether the step is built for batches of this form."""
         made = self._programs.get(window.form)
         return made is not None and made.spec.is_current()
+
+    def rare_steps(self, window: Window) -> int:
+        """Return how many steps of this form run as Python before it is compiled."""
+        forms, made = self._rare_forms, self._programs.get(window.form)
+        if forms is None or not forms.compiler or (made is not None and made.chosen):
+            return 0
+        form = described(window.batch(0)) if made is None else made.spec.form
+        return forms.left(name_of(form), steps_as_python(forms.compiler, self._options))
+
+    def recount(self) -> None:
+        """Look again which forms are rare, after the counts of an earlier step were restored."""
+        compiled = self._rare_forms.compiled if self._rare_forms is not None else ()
+        for made in self._programs.values():
+            made.chosen &= name_of(made.spec.form) in compiled
+        self._compiled.clear()
+
+    def _made(self, window: Window) -> FormProgram:
+        """Return the program that runs a window: for a form that is rare so far, as Python."""
+        made = self._programs[window.form]
+        if not self.rare_steps(window):
+            return made
+        if made.as_python is None:
+            made.as_python = self._builder.executor(made.program, eager=True)
+        return replace(made, executor=made.as_python)
 
     def changes(self, window: Window) -> tuple[Sequence[str], Sequence[str]]:
         """Return what the step may change for batches of this form, which must be compiled.
@@ -140,7 +169,7 @@ class CompiledStep:
         if made is not None:
             self._dropped += made.executor.programs
         self._compiled.clear()
-        self._programs[form] = self._builder.build(spec, number=len(self._programs))
+        self._programs[form] = self._builder.build(spec)
         python = self._options.execution == "eager"
         self._add_written(self.state.variables if python else spec.written)
 
@@ -271,9 +300,24 @@ class CompiledStep:
         key = window.form, window.count, None if window.rows is None else id(window.rows.owner)
         if key not in self._compiled:
             self.compile(window)
+            if self.rare_steps(window):
+                outputs = self._made(window).executor.run(window, first_step, background=False)
+                self._count_rare(window)
+                return outputs
             self._compiled.add(key)
         executor = self._programs[window.form].executor
         return executor.run(window, first_step, background, following)
+
+    def _count_rare(self, window: Window) -> None:
+        """Count the steps of a window that ran as Python because its form is rare."""
+        forms = self._rare_forms
+        if forms is None or not self.rare_steps(window):
+            return
+        forms.ran(name_of(self._programs[window.form].spec.form), window.count)
+        most = steps_as_python(forms.compiler, self._options)
+        why = f"a form is compiled when {most} of its steps have run"
+        if self.plan is not None:
+            self.plan = summary(self.plan, Plan("", False, 1, why))
 
     def run_measured(self, window: Window, first_step: int) -> MeasuredOutputs:
         """Run a window as Python, and measure the layers in its first step.
@@ -282,9 +326,9 @@ class CompiledStep:
             window: The batches.
             first_step: The number of steps before them.
         """
-        made = self._programs[window.form]
-        measured = self._builder.measured(made, self.state)
+        measured = self._builder.measured(self._made(window), self.state)
         outputs = measured.executor.run(window, first_step, background=False)
+        self._count_rare(window)
         return MeasuredOutputs(outputs, measured.step, first_step + 1)
 
     def measure(self, window: Window, first_step: int) -> StepStatistics:
@@ -322,7 +366,7 @@ class CompiledStep:
         Args:
             window: Batches of a form that is compiled.
         """
-        executor = self._programs[window.form].executor
+        executor = self._made(window).executor
         return executor.calls_python if executor.plan.compiler else None
 
     def compile(self, window: Window) -> bool:
@@ -338,8 +382,11 @@ class CompiledStep:
         if made is None or not made.spec.is_current():
             self.prepare(window.batch(0))
             made = self._programs[window.form]
+        if self.rare_steps(window):
+            return False
         started, new = time.monotonic(), not made.chosen
         if new:
+            made.program.number = sum(other.chosen for other in self._programs.values())
             self._builder.choose_plan(made, window, self.state, some=self.plan is not None)
             made.chosen = True
             # If a Python value changes later, the step is compiled as in the run that was resumed.
@@ -351,6 +398,8 @@ class CompiledStep:
         if made.executor.compile(window) or new:
             self.compile_seconds += time.monotonic() - started
             self.plan = summary(self.plan, made.executor.plan)
+        if self._rare_forms is not None:
+            self._rare_forms.compile(name_of(made.spec.form), made.executor.plan.compiler)
         return new
 
     def raise_violations(self, messages: Sequence[str]) -> None:

@@ -52,6 +52,7 @@ class FormProgram:
         executor: The backend's executor that runs the program.
         chosen: Whether the executor's plan is chosen already.
         measured: The same step with statistics of its layers; None before the first measurement.
+        as_python: The executor that runs the program as Python, if its form is rare so far.
     """
 
     spec: StepSpec
@@ -59,6 +60,7 @@ class FormProgram:
     executor: Executor
     chosen: bool = False
     measured: MeasuredProgram | None = None
+    as_python: Executor | None = None
 
 
 class ProgramBuilder:
@@ -80,23 +82,22 @@ class ProgramBuilder:
         self._effects = effects
         self.recorded: dict[str, str] = {}
         self._measured: Plan | None = None
-        self._eager = options.execution == "eager"
 
     def start_over(self) -> None:
         """Discard the measured plan, because the step has changed."""
         self._measured = None
 
-    def build(self, spec: StepSpec, number: int) -> FormProgram:
+    def build(self, spec: StepSpec) -> FormProgram:
         """Return the program for a form of batch; its plan is not chosen yet.
 
         Args:
             spec: The findings of the dry run for this form.
-            number: The number of programs for other forms.
         """
-        program = self._program(spec, spec.state, self._eager)
-        program.number = number
+        eager = self._options.execution == "eager"
+        program = self._program(spec, spec.state, eager)
         compiler = self.recorded.get(text_of(spec.form), "")
-        return FormProgram(spec, program, self.executor(program, self._eager, compiler))
+        executor = self.executor(program, eager, compiler)
+        return FormProgram(spec, program, executor)
 
     def executor(self, program: Program, eager: bool, compiler: str = "") -> Executor:
         """Return an executor for a program, which may run it as Python.
@@ -165,7 +166,7 @@ class ProgramBuilder:
 
     def run_as_python(self, made: FormProgram, state: State) -> None:
         """Replace a program by one that runs as Python, since no compiler accepts the step."""
-        if self._eager:
+        if self._options.execution == "eager":
             return
         plan = made.executor.plan
         made.program = self._program(made.spec, state, eager=True)
@@ -180,8 +181,8 @@ class ProgramBuilder:
         seeds = {id(v) for v in state.seeds}  # never undone: the next step draws new numbers
         scale = {id(v) for v in state.loss_scale.variables} if state.loss_scale else set[int]()
         paths = state.variables if eager or spec.branches else spec.written
-        changed = [state.variables[path] for path in paths]
-        changed = [v for v in changed if id(v) not in seeds | scale]
+        kept_always = seeds | scale
+        changed = [v for path in paths if id(v := state.variables[path]) not in kept_always]
         native, run = not spec.differentiates, self._function
         logged = dict.fromkeys(spec.metrics, 0.0)
         if state.loss_scale is not None and not native:

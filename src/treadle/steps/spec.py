@@ -1,6 +1,6 @@
 """Dry runs of a step, which find what it changes and returns for batches of one form."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,10 +111,10 @@ def build_step(
     settled = frozenset(map(id, earlier.variables.values()) if earlier is not None else ())
     state, found = _built(task, dry, batch, name, preflight, settled, effects)
     state.add_constants({}, constants)
-    assigned = _assigned(state, found)
-    scaled = _loss_scale_paths(state, found, name)
-    new = [path for path in state.variables if path not in before.variables] if late else []
     applied = {id(optimizer): optimizer for optimizer, _, _ in found.applied}
+    assigned = _assigned(state, found, applied)
+    scaled = [] if state.loss_scale is None else _loss_scale_paths(state, found, name)
+    new = [path for path in state.variables if path not in before.variables] if late else []
     return StepSpec(
         state=state,
         constants=state.constants(),
@@ -143,12 +143,11 @@ def _built(task: Any, function: Any, batch: Any, *settings: Any) -> tuple[State,
     return build(task, function, fewer, *settings)
 
 
-def _assigned(state: State, found: Build) -> list[str]:
+def _assigned(state: State, found: Build, applied: Container[int]) -> list[str]:
     """Return the paths of the variables that a step assigns or that its optimizers update."""
     changed = set(found.written)
     for optimizer, variables, _ in found.applied:
         changed |= {id(v) for v in [*variables, *optimizer.variables]}
-    applied = {id(optimizer) for optimizer, _, _ in found.applied}
     inside = tuple(f"{p}/" for p, x in state.all_optimizers.items() if id(x) in applied)
     native_variable = active().is_native_variable  # changes of these cannot be tracked
     return [
@@ -173,12 +172,10 @@ def _loss_scale_paths(state: State, found: Build, name: str) -> list[str]:
     Raises:
         ConfigurationError: Loss scaling cannot handle the step.
     """
-    if state.loss_scale is None:
-        return []
     _reject_unscaled(state, bool(found.applied) and not found.differentiated, name)
     if not found.differentiated:
         return []
-    return [state.path_of(v) for v in state.loss_scale.variables]
+    return [state.path_of(v) for v in state.loss_scale.variables]  # type: ignore[union-attr]
 
 
 def _reject_unscaled(state: State, unscaled: bool, name: str) -> None:

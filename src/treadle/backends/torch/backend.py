@@ -51,6 +51,9 @@ class TorchBackend(TorchControlFlow, Backend):
 
     name = "torch"
     compilers = (INDUCTOR, CUDA_GRAPH, CAPTURED)
+    # To build and capture a small step takes as long as 16 to 24 of its steps as Python, which have
+    # the same bits.
+    rare_steps: Mapping[str, int] = {CAPTURED: 16}
     bfloat16_pays = True  # it was 1.3 (conv) to 1.9 (matmul) times as fast
 
     def differentiate(

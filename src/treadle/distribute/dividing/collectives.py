@@ -1,8 +1,9 @@
 """The backend of several processes, and the operations between them that a framework provides."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from types import MappingProxyType
 from typing import Any, cast
 from weakref import ref
 
@@ -23,6 +24,9 @@ class GroupBackend:
         own: The backend of one process.
         group: The processes.
     """
+
+    # All processes compile a form at once, and compare its results.
+    rare_steps: Mapping[str, int] = MappingProxyType({})
 
     def __init__(self, own: Backend, group: ProcessGroup) -> None:
         self.own, self.group = own, group

@@ -57,7 +57,7 @@ def _source(lines: Lines, trials: Trials) -> None:
     if trials.rows is not None:  # the last batch of an epoch may be smaller
         forms = {form for form in forms if form and form[0]} or forms
     text = "one" if len(forms) == 1 else f"{len(forms)} in {len(trials.ahead)} batches"
-    mark = "each shape is compiled" if len(forms) > FEW // 4 else ""
+    mark = "each shape that comes often is compiled" if len(forms) > FEW // 4 else ""
     lines.add("data", "shapes", text, "ahead", WIRING, mark, len(forms) > 1)
     if trials.train.closed_loop:
         return

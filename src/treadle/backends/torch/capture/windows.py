@@ -33,7 +33,7 @@ from .transfers import SAME_TYPE, in_this_stream, on_accelerator, start_copies
 from .trials import device, step_number, tensors_of
 
 CAPTURED = "captured"
-MOST_FORMS = 16  # limit of captures for batches of different shapes: each costs memory and a proof
+MOST_FORMS = 256  # limit of captures for batches of different shapes: each takes about 0.3 MB
 
 # Steps whose variables have more bytes than this run as Python on a CPU: the proof copies the
 # variables, and the Python code around such long operations matters little.

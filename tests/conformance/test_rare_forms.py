@@ -1,0 +1,205 @@
+"""Forms of batch that are rare run as Python, and are compiled when they have come back often."""
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from executions import long_to_compile
+from keras import ops
+
+import treadle
+from treadle.backends.base import active
+from treadle.hooks import Checkpoint, NonFinite
+from treadle.steps import rare_forms
+from treadle.steps.rare_forms import RareForms
+
+RARE = 3
+BACKEND = keras.config.backend()
+ORDER = [4, 5, 6, 6, 7, 6, 8, 6, 6, 7, 4]  # lengths of sentences, in each of two epochs
+"""The first two are built at once, 6 and 7 when they come for the fourth time, 8 not."""
+
+pytestmark = pytest.mark.skipif(
+    BACKEND == "jax", reason="a step as Python compiles its operations one by one"
+)
+
+
+@pytest.fixture(autouse=True)
+def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = active()
+    monkeypatch.setattr(backend, "rare_steps", dict.fromkeys(backend.rare_steps, RARE))
+
+
+def batches(order: list[int]) -> list[Any]:
+    rng = np.random.default_rng(0)
+    tokens = [rng.integers(0, 20, (4, length)).astype("int32") for length in order]
+    return [(x, rng.integers(0, 2, 4).astype("int32")) for x in tokens]
+
+
+class Sentences(treadle.Task):
+    """Classifies sentences, with dropout and a metric."""
+
+    def __init__(self) -> None:
+        keras.utils.set_random_seed(0)
+        self.embedding = keras.layers.Embedding(20, 4)
+        self.dropout = keras.layers.Dropout(0.2, seed=1)
+        self.head = keras.layers.Dense(2)
+        self.optimizer = keras.optimizers.Adam(0.1)
+        self.loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        self.accuracy = keras.metrics.SparseCategoricalAccuracy()
+        self.bound = keras.Variable(np.inf, trainable=False)  # no step changes it
+
+    def outputs(self, x: Any) -> Any:
+        return self.head(self.dropout(ops.mean(self.embedding(x), axis=1), training=True))
+
+    def train_step(self, batch: Any) -> Any:
+        x, y = batch
+
+        def objective() -> Any:
+            outputs = self.outputs(x)
+            self.accuracy.update_state(y, outputs)
+            return self.loss(y, outputs)
+
+        model = [self.embedding, self.head]
+        return {"loss": treadle.minimize(objective, model, self.optimizer)}
+
+
+def fitted(order: list[int], task: Any = None, *hooks: Any, **how: Any) -> treadle.Loop:
+    directory, options = how.pop("directory", None), treadle.Options(**how)
+    loop = treadle.Loop(task or Sentences(), directory, hooks=hooks, console=False, options=options)
+    loop.fit(batches(order), epochs=2)
+    return loop
+
+
+def compiled_forms(loop: treadle.Loop) -> int:
+    return len(loop._run.training.rare_forms.compiled)
+
+
+def equal(one: treadle.Loop, other: treadle.Loop) -> None:
+    np.testing.assert_array_equal(one.history.steps("loss"), other.history.steps("loss"))
+    expected = other.state.arrays()
+    for path, value in one.state.arrays().items():
+        np.testing.assert_array_equal(value, expected[path], err_msg=path)
+
+
+@long_to_compile
+def test_rare_forms_train_as_all_forms_compiled() -> None:
+    found = fitted(ORDER, None, NonFinite("skip"))
+    compiled = fitted(ORDER, None, NonFinite("skip"), execution="compiled")
+    assert found._run.training.prepared is not None
+    assert "bound" not in found._run.training.prepared.written
+    np.testing.assert_allclose(
+        found.history.steps("loss"), compiled.history.steps("loss"), rtol=1e-5, atol=1e-6
+    )
+    np.testing.assert_allclose(found.history["accuracy"], compiled.history["accuracy"], rtol=1e-6)
+    assert compiled_forms(found) == 4
+    python = f"as Python for some batches: a form is compiled when {RARE} of its steps have run"
+    assert python in found.plan
+    assert found.costs.programs == 4 and compiled.costs.programs == 5
+    if BACKEND == "torch":
+        equal(found, compiled)
+
+
+def test_a_form_is_built_when_it_has_come_back() -> None:
+    with treadle.Loop(Sentences(), console=False) as loop:
+        programs = []
+        for batch in batches([4, 5, 6, 6, 6, 6, 7, 6]):
+            loop.step(batch)
+            programs.append(loop.costs.programs)
+    assert programs == [1, 2, 2, 2, 2, 3, 3, 3]
+
+
+@long_to_compile
+@pytest.mark.parametrize("window", [1, 7])
+def test_the_size_of_windows_changes_no_bit(window: int) -> None:
+    order = [4, 4, 5, 5, 6, 6, 6, 6, 6, 6, 7, 7, 4]
+    equal(fitted(order, window=window), fitted(order, window=4))
+
+
+@pytest.mark.parametrize("killed", [pytest.param(5, marks=long_to_compile), 14])
+def test_a_killed_run_resumes_with_the_same_bits(tmp_path: Path, killed: int) -> None:
+    def leave(loop: Any) -> None:
+        raise OSError("killed")
+
+    every = Checkpoint(every="1 step")
+    expected = fitted(ORDER)
+    with pytest.raises(OSError, match="killed"):
+        fitted(ORDER, None, every, treadle.at(f"{killed} steps", leave), directory=tmp_path)
+    found = fitted(ORDER, None, every, directory=tmp_path)
+    equal(found, expected)
+    assert found._run.training.rare_forms == expected._run.training.rare_forms
+    assert "warning" not in found.history.names()
+
+
+class Late(Sentences):
+    """Trains another layer, with its own optimizer, on sentences of one length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.extra, self.other = keras.layers.Dense(2), keras.optimizers.Adam(0.1)
+        self.seen = keras.metrics.Mean()
+
+    def train_step(self, batch: Any) -> Any:
+        x, y = batch
+        if x.shape[1] == 7:
+            inputs = ops.mean(self.embedding(x), axis=1)
+            loss = treadle.minimize(
+                lambda: self.loss(y, self.extra(inputs)), self.extra, self.other
+            )
+            self.seen.update_state(loss)
+        return super().train_step(batch)
+
+
+@long_to_compile
+def test_a_rare_form_may_build_layers_optimizers_and_metrics(tmp_path: Path) -> None:
+    def leave(loop: Any) -> None:
+        raise OSError("killed")
+
+    every = Checkpoint(every="1 step")
+    expected = fitted(ORDER, Late())
+    with pytest.raises(OSError, match="killed"):
+        fitted(ORDER, Late(), every, treadle.at("6 steps", leave), directory=tmp_path)
+    found = fitted(ORDER, Late(), every, directory=tmp_path)
+    assert "other/momentums/extra/kernel" in found.state.arrays()
+    equal(found, expected)
+    assert found.history["seen"] == expected.history["seen"]
+    if BACKEND == "torch":
+        equal(found, fitted(ORDER, Late(), execution="eager"))
+
+
+def test_a_hook_that_stops_the_run_does_so_where_a_form_is_compiled() -> None:
+    class Stop(treadle.hooks.Hook):
+        def steps(self, loop: Any, logs: Any) -> None:
+            if loop.progress.step == 7:
+                loop.stop("at 7")
+
+    loop = fitted([4, 4, 5, 5, *[6] * 8], None, Stop(), window=4)
+    assert loop.progress.step == 7  # three steps of sentences of 6 ran as Python
+
+
+@long_to_compile
+def test_measured_layers_change_no_bit() -> None:
+    measured = fitted(ORDER, None, treadle.hooks.GradientHealth(every="3 steps"))
+    equal(measured, fitted(ORDER))
+    assert compiled_forms(measured) == 4
+
+
+@long_to_compile
+def test_options_of_a_resumed_run_decide(tmp_path: Path) -> None:
+    def leave(loop: Any) -> None:
+        raise OSError("killed")
+
+    every = Checkpoint(every="1 step")
+    with pytest.raises(OSError, match="killed"):
+        fitted(ORDER, None, every, treadle.at("9 steps", leave), directory=tmp_path)
+    found = fitted(ORDER, None, every, directory=tmp_path, execution="compiled")
+    assert compiled_forms(found) == 5
+
+
+def test_the_forms_that_are_counted_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rare_forms, "MOST", 2)
+    forms = RareForms(compiled=["a", "b"])
+    for name in "cdce":  # d came least recently
+        forms.ran(name, 1)
+    assert [forms.left(name, most=2) for name in "abcde"] == [0, 0, 0, 2, 1]
