@@ -70,14 +70,10 @@ class Internal:
         Raises:
             BackendError: It is missing, and its need is `core`.
         """
-        found = _found(self)
-        if isinstance(found, str):
-            if self.need == "core":
-                raise self._missing(found)
-            warn_once(found)
+        if self.need != "core" and (fault := self.missing()):
+            warn_once(fault)
             return None
-        holder, name = found
-        return getattr(holder, name) if name else holder
+        return self.resolve()
 
     def resolve(self) -> Any:
         """Import it.
@@ -87,7 +83,11 @@ class Internal:
         """
         found = _found(self)
         if isinstance(found, str):
-            raise self._missing(found)
+            package = _package(self)
+            raise BackendError(
+                f"{found}: install a version that Treadle was tested with, {package}=="
+                f"{TESTED[package]}.*"
+            )
         holder, name = found
         return getattr(holder, name) if name else holder
 
@@ -95,13 +95,6 @@ class Internal:
         """Return the sentence about it if the installed version lacks it, else an empty string."""
         found = _found(self)
         return found if isinstance(found, str) else ""
-
-    def _missing(self, sentence: str) -> BackendError:
-        package = _package(self)
-        return BackendError(
-            f"{sentence}: install a version that Treadle was tested with, {package}=="
-            f"{TESTED[package]}.*"
-        )
 
     @contextmanager
     def replaced(self, replacement: Any) -> Generator[Any]:

@@ -335,11 +335,8 @@ def _images(
 _PARTS = ("code", "where", "seen", "why", "fix", "line")
 _FACTS = ("group", "subject", "text", "mark")
 _finding = schema.record(dict.fromkeys(_PARTS, schema.text), required=("code", "seen"))
-_fact = schema.record(dict.fromkeys(_FACTS, schema.text), required=_FACTS)
-_sheet = schema.record(
-    {"findings": schema.listed(_finding), "lines": schema.listed(_fact)},
-    required=("findings", "lines"),
-)
+_fact = schema.complete(dict.fromkeys(_FACTS, schema.text))
+_sheet = schema.complete({"findings": schema.listed(_finding), "lines": schema.listed(_fact)})
 
 
 def _doctor(folder: Folder) -> tuple[list[dict[str, str]] | None, list[list[str]], str]:
