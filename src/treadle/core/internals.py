@@ -26,8 +26,6 @@ TESTED = {"keras": "3.15", "tensorflow": "2.21", "jax": "0.10", "torch": "2.13"}
 
 TITLES = {"keras": "Keras", "tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
 
-Need = Literal["core", "feature", "speed", "comfort"]
-
 switched_off: dict[str, None] = {}
 """The warnings about missing entries so far in this process, in order."""
 
@@ -50,8 +48,8 @@ class Internal:
         signatures: The parameters with which the use or the patch works; empty if it is not called,
             or if its signature cannot be read.
         members: The names that are used of it.
-        need: What it is needed for.
         lost: What is lost without it, as a clause that follows "so"; empty for need `core`.
+        loses: What kind of thing that is.
         holder: Returns the object that has it, if only an object of a public class leads there; the
             place then is how it is called.
     """
@@ -60,9 +58,14 @@ class Internal:
     reason: str
     signatures: tuple[str, ...] = ()
     members: tuple[str, ...] = ()
-    need: Need = "core"
     lost: str = ""
+    loses: Literal["feature", "speed", "comfort"] = "feature"
     holder: Callable[[], Any] | None = None
+
+    @property
+    def need(self) -> Literal["core", "feature", "speed", "comfort"]:
+        """What it is needed for."""
+        return self.loses if self.lost else "core"
 
     def get(self) -> Any:
         """Import it; None, and one warning in a process, if the installed version lacks it.

@@ -29,7 +29,6 @@ INTERNALS: dict[str, Internal] = {
         ("jax.interpreters.partial_eval:dce_jaxpr",),
         "what the indices and labels of a step depend on, without the rest of the step",
         ("(jaxpr, used_outputs, instantiate=False)",),
-        need="feature",
         lost="indices and labels out of range are not checked",
     ),
     "jaxpr_as_fun": Internal(

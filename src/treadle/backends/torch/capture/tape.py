@@ -22,7 +22,7 @@ from ....core import structures
 from ...plans import RefusedError
 from ...user_code import numpy_function, running_line
 from ..patches import C, TorchDispatchMode
-from .nodes import BATCH_NORMS, COND, EACH, Block, Kind, Node, Ref, aten
+from .nodes import BATCH_NORMS, COND, EACH, Block, Kind, Node, Ref, aten, mapped
 
 LONGEST = 20_000  # operations: Python takes seconds to compile longer functions
 
@@ -354,13 +354,7 @@ class Tape(TorchDispatchMode):
         return Ref(index)
 
     def _refs(self, tree: Any) -> Any:
-        if isinstance(tree, (torch.Tensor, torch.Generator)):
-            return self._ref(tree)
-        if isinstance(tree, (list, tuple)):
-            return type(tree)(self._refs(x) for x in tree)
-        if isinstance(tree, dict):
-            return {key: self._refs(x) for key, x in tree.items()}
-        return tree
+        return mapped(self._ref, tree, (torch.Tensor, torch.Generator))
 
     def _made(self, tree: Any) -> Any:
         """Return references of returned values; values changed in place keep theirs."""
