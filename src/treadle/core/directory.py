@@ -409,3 +409,18 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
         elif before != after and canonical(before) != canonical(after):  # NaN differs from itself
             found.append(f"{prefix}{key} was {before!r}, now {after!r}")
     return found
+
+
+def in_both(found: Any, other: Any) -> Any:
+    """Return the part of a description that another description has too, under the same names."""
+    if not isinstance(found, dict) or not isinstance(other, dict):
+        return found
+    return {name: in_both(part, other[name]) for name, part in found.items() if name in other}
+
+
+def joined(recorded: Any, now: Any) -> Any:
+    """Return a description with what another one says under further names."""
+    if not isinstance(recorded, dict) or not isinstance(now, dict):
+        return now
+    both = {name: joined(recorded[name], part) for name, part in now.items() if name in recorded}
+    return {**recorded, **now, **both}

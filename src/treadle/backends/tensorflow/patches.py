@@ -192,8 +192,7 @@ def is_op_determinism_enabled() -> bool:
     return False
 
 
-@contextmanager
-def true_moments() -> Generator[None]:
+def true_moments() -> AbstractContextManager[Any]:
     """Make Keras compute a variance whose gradient can be differentiated again."""
 
     def moments(x: Any, axes: Any, keepdims: bool) -> tuple[Any, Any]:
@@ -201,8 +200,7 @@ def true_moments() -> Generator[None]:
         variance = tf.reduce_mean(tf.square(x - mean), axes, keepdims=keepdims)
         return (mean if keepdims else tf.squeeze(mean, axes)), variance
 
-    with INTERNALS["moments"].replaced(moments):
-        yield
+    return INTERNALS["moments"].replaced(moments)
 
 
 @contextmanager

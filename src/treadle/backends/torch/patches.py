@@ -8,7 +8,7 @@ values, which no operator shows; they are patched while a step is recorded (`cap
 
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from inspect import signature
 from types import SimpleNamespace
@@ -198,8 +198,7 @@ def capturable_keras(call: Call) -> Generator[None]:
         yield
 
 
-@contextmanager
-def updates_in_parts() -> Generator[None]:
+def updates_in_parts() -> AbstractContextManager[Any]:
     """Let Adam and AdamW update large variables one after the other, with the same results.
 
     Updating all at once needs up to four times the memory of the weights.
@@ -210,8 +209,7 @@ def updates_in_parts() -> Generator[None]:
         for part in _parts([variable.value for variable in variables]):
             original(self, grads[part], variables[part], learning_rate)
 
-    with INTERNALS["adam_update"].replaced(update):
-        yield
+    return INTERNALS["adam_update"].replaced(update)
 
 
 def _parts(tensors: Sequence[Any]) -> list[slice]:
