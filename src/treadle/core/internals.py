@@ -73,7 +73,7 @@ class Internal:
         Raises:
             BackendError: It is missing, and its need is `core`.
         """
-        if self.need != "core" and (fault := self.missing()):
+        if self.lost and (fault := self.missing()):
             warn_once(fault)
             return None
         return self.resolve()

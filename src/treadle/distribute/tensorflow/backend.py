@@ -44,12 +44,7 @@ tf.no_gradient("CollectiveReduceV2")  # `differentiable` gives the gradient
 
 
 class TensorFlowGroup(DividedBackend):
-    """The backend for Keras on TensorFlow on several processes.
-
-    Args:
-        own: The backend of one process.
-        group: The processes.
-    """
+    """The backend for Keras on TensorFlow on several processes."""
 
     def __init__(self, own: Backend, group: ProcessGroup) -> None:
         super().__init__(own, group)

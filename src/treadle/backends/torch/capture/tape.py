@@ -278,7 +278,9 @@ class Tape(TorchDispatchMode):
         if not fixed:
             self._check_sizes(func, kind, args)
         self._check_writes(func, kind, args, kwargs)
-        self._check_generators(func, (args, kwargs))
+        for x in _leaves((args, kwargs)):
+            if isinstance(x, torch.Generator) and _key(x) not in self._index:
+                self.refuse(f"{func} draws from a torch.Generator that is not part of the state")
         refs, named = self._refs(args), self._refs(kwargs)
         if self._alpha is not None:
             if not kind.scales:
@@ -325,11 +327,6 @@ class Tape(TorchDispatchMode):
                 self._written.add(storage)
                 if kind.turns:
                     self.turned.add(self._index[id(tensor)])
-
-    def _check_generators(self, func: Any, arguments: Any) -> None:
-        for x in _leaves(arguments):
-            if isinstance(x, torch.Generator) and _key(x) not in self._index:
-                self.refuse(f"{func} draws from a torch.Generator that is not part of the state")
 
     # References
 
