@@ -248,7 +248,7 @@ def test_batches_are_made_ready_once(fused: bool, monkeypatch: pytest.MonkeyPatc
     import treadle.backends.jax.windows as windows
 
     made: list[int] = []
-    original = windows.device_leaves
+    original = windows.standard_leaves
     options = treadle.Options(fused=fused, data_on_device=False)
     task = plain()
     prepared = CompiledStep(
@@ -256,7 +256,7 @@ def test_batches_are_made_ready_once(fused: bool, monkeypatch: pytest.MonkeyPatc
     )
     reader = source().read(0)
     prepared.run(prepared.placed(reader.take(5)), 0).fetch()
-    monkeypatch.setattr(windows, "device_leaves", lambda x: made.append(1) or original(x))
+    monkeypatch.setattr(windows, "standard_leaves", lambda x: made.append(1) or original(x))
     prepared.run(prepared.placed(reader.take(5)), 5).fetch()
     assert sum(made) == (1 if fused else 5)
 

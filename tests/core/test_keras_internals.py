@@ -153,7 +153,7 @@ def test_what_is_lost_without_a_part_that_is_not_needed_is_said_once(
     recwarn: pytest.WarningsRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(internals, "switched_off", {})
-    gone = Internal(("keras.src.gone",), "for a reason", need="speed", lost="it is slow")
+    gone = Internal(("keras.src.gone",), "for a reason", loses="speed", lost="it is slow")
     sentence = f"Keras {keras.__version__} has no keras.src.gone, so it is slow"
     assert gone.get() is None and gone.get() is None
     with gone.replaced(print) as original, internals.wrapped({gone: print}):
@@ -199,7 +199,7 @@ def test_the_classes_that_compile_uses_leave_no_trace(monkeypatch: pytest.Monkey
 def test_a_part_with_other_parameters_or_members_is_missing() -> None:
     draw = "keras.src.random.seed_generator:draw_seed"
     begin = f"Keras {keras.__version__} has"
-    entry = Internal((draw,), "", ("(seed, other)",), need="speed", lost="it is slow")
+    entry = Internal((draw,), "", ("(seed, other)",), loses="speed", lost="it is slow")
     assert entry.missing() == (
         f"{begin} keras.src.random.seed_generator.draw_seed(seed) with other parameters, so it is "
         "slow"
@@ -218,11 +218,6 @@ def test_a_part_with_other_parameters_or_members_is_missing() -> None:
 def test_the_newest_place_of_a_part_that_exists_is_used() -> None:
     places = ("keras.src.newer:gone", "keras.src.random.seed_generator:draw_seed")
     assert Internal(places, "").resolve() is keras_internals.seed_generator.draw_seed
-
-
-def test_an_entry_says_what_is_lost_unless_nothing_works_without_it() -> None:
-    for entry in keras_internals.INTERNALS.values():
-        assert (entry.need == "core") != bool(entry.lost)
 
 
 def test_a_patch_ends_with_its_context() -> None:

@@ -230,7 +230,9 @@ def test_registers_are_read_without_importing_their_frameworks():
 
 def test_private_names_are_counted_each_once_and_public_ones_not(monkeypatch):
     internals = {
-        "module": Internal(("keras.src.a.b", "keras.src.b"), "", members=("c", "d"), need="speed"),
+        "module": Internal(
+            ("keras.src.a.b", "keras.src.b"), "", members=("c", "d"), lost="it", loses="speed"
+        ),
         "again": Internal(("keras.src.a:b.c",), ""),
         "patched": Internal(("keras.losses:Loss.__call__",), ""),
         "method": Internal(("keras:Variable._direct",), ""),
@@ -287,7 +289,7 @@ def test_a_missing_public_name_fails_for_stable_versions_only(checked, fake):
 
 def test_a_missing_entry_fails_if_the_library_needs_it(checked, fake):
     gone = ("keras.src.ops:gone",)
-    found = {"one": Internal(gone, ""), "two": Internal(gone, "", need="speed", lost="slow")}
+    found = {"one": Internal(gone, ""), "two": Internal(gone, "", loses="speed", lost="slow")}
     assert checked({"9.9": fake}, entries=found) == (
         1,
         ["Keras 9.9.9: keras.src.ops:gone is missing", "Keras 9.9.9, switched off: two"],

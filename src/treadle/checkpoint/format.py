@@ -27,8 +27,8 @@ from ..core.folder import Folder, partial
 from ..core.progress import Progress
 from ..core.split_arrays import OwnParts
 from ..errors import CheckpointError
-from .arrays import SUFFIX, Array, Digest, digest_of, digest_of_file, name_of, pieces
-from .parts import check_parts, described_parts, received_reports, write_own_parts
+from .arrays import SUFFIX, Array, Digest, digest_of, digest_of_file, pieces
+from .parts import check_parts, described, described_parts, received_reports, write_own_parts
 from .structure import MOST_BYTES, encode, parse_json, to_json
 
 FORMAT = 1
@@ -176,14 +176,15 @@ class Draft:
                 state[path] = None  # its place in the order; see `describe_parts`
                 continue
             shared = path in checkpoint.fixed
-            state[path] = _described(path, array, "fixed" if shared else "arrays")
+            file = "fixed" if shared else "arrays"
+            state[path] = described(path, array.dtype, array.shape, file)
             (self.fixed if shared else self.changing).append((entry_of(path), array))
         self.changing += [(nested_entry(i), array) for i, array in enumerate(nested)]
         self.size = sum(array.nbytes for _, array in self.changing)
         self.files: dict[str, dict[str, Any]] = {}
         self._record["files"] = self.files
         self._record["state"] = self._state = state
-        self._record["nested"] = [_described("", array, "arrays") for array in nested]
+        self._record["nested"] = [described("", x.dtype, x.shape, "arrays") for x in nested]
 
     def describe_parts(self, own: Mapping[str, Any], place: Folder) -> None:
         """Wait until all other processes have written their parts, and add them to the manifest.
@@ -333,15 +334,6 @@ def entry_of(path: str) -> str:
 def nested_entry(number: int) -> str:
     """Return the name of an array of hooks and sources in its file."""
     return f"nested/{number}"
-
-
-def _described(path: str, array: Array, file: str) -> dict[str, Any]:
-    dtype = name_of(array.dtype)
-    if dtype is None:
-        raise CheckpointError(
-            f"{path} of dtype {array.dtype} cannot be in a checkpoint: only arrays of numbers can"
-        )
-    return {"file": file, "shape": list(array.shape), "dtype": dtype}
 
 
 def _write_fixed(

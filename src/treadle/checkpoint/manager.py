@@ -197,9 +197,7 @@ class Checkpoints:
             CheckpointError: If all checkpoints are damaged, or a newer version of Treadle wrote
                 the newest one.
         """
-        self.settle()
-        with self._opened() as folder:
-            return self._first_valid(folder, _newest_first, "any checkpoint", together)
+        return self._first_valid(lambda _, names: names[::-1], "any checkpoint", together)
 
     def before(self, step: int) -> Checkpoint | None:
         """Return the newest valid checkpoint at or before a step, or None if there is none.
@@ -207,13 +205,10 @@ class Checkpoints:
         Raises:
             CheckpointError: If all checkpoints up to this step are damaged.
         """
-        self.settle()
-        with self._opened() as folder:
-            return self._first_valid(
-                folder,
-                lambda names: [name for name in names[::-1] if name.step <= step],
-                f"any checkpoint at or before step {step}",
-            )
+        return self._first_valid(
+            lambda _, names: [name for name in names[::-1] if name.step <= step],
+            f"any checkpoint at or before step {step}",
+        )
 
     def best(self) -> Checkpoint | None:
         """Return the valid checkpoint with the best score, or None if none has a score.
@@ -221,13 +216,7 @@ class Checkpoints:
         Raises:
             CheckpointError: If all checkpoints with a score are damaged.
         """
-        self.settle()
-        with self._opened() as folder:
-            return self._first_valid(
-                folder,
-                lambda names: self._kept.ranked(folder, names),
-                "any checkpoint with a score",
-            )
+        return self._first_valid(self._kept.ranked, "any checkpoint with a score")
 
     @contextmanager
     def _opened(self) -> Generator[Folder | None]:
@@ -255,28 +244,29 @@ class Checkpoints:
 
     def _first_valid(
         self,
-        folder: Folder | None,
-        choose: Callable[[list[Name]], Iterable[Name]],
+        choose: Callable[[Folder, list[Name]], Iterable[Name]],
         what: str,
         together: bool = False,
     ) -> Checkpoint | None:
+        self.settle()
         self.rejected = []
-        if folder is None:
-            return None
-        for name in choose(names_in(folder)):
-            try:
-                found = _read_together(folder, name) if together else _read(folder, name)
-            except UnknownFormatError:
-                raise  # resuming from an older checkpoint would discard work of a newer Treadle
-            except CheckpointError as error:
-                if not together and name not in names_in(folder):
-                    # A process that trains saved a newer one, and removed this one.
-                    return self._first_valid(folder, choose, what)
-                self.rejected.append((str(name), str(error)))
-                self._kept.damaged.add(name)
-            else:
-                self._kept.readable.add(name)
-                return found
+        with self._opened() as folder:
+            if folder is None:
+                return None
+            for name in choose(folder, names_in(folder)):
+                try:
+                    found = _read_together(folder, name) if together else _read(folder, name)
+                except UnknownFormatError:
+                    raise  # resuming from an older checkpoint would discard work of a newer Treadle
+                except CheckpointError as error:
+                    if not together and name not in names_in(folder):
+                        # A process that trains saved a newer one, and removed this one.
+                        return self._first_valid(choose, what)
+                    self.rejected.append((str(name), str(error)))
+                    self._kept.damaged.add(name)
+                else:
+                    self._kept.readable.add(name)
+                    return found
         if self.rejected:
             reasons = "; ".join(reason for _, reason in self.rejected)
             raise CheckpointError(
@@ -349,10 +339,6 @@ class Checkpoints:
         except (CheckpointError, ValueError, LookupError, TypeError, AttributeError):
             return False  # it is damaged
         return True
-
-
-def _newest_first(names: list[Name]) -> list[Name]:
-    return names[::-1]
 
 
 def _read(folder: Folder, name: Name, together: bool = False) -> Checkpoint:

@@ -42,27 +42,22 @@ def _variable_record(value: Any, name: str) -> None:
 
 
 _object = schema.mapping(schema.anything)
-check_sections = schema.record(
-    {**dict.fromkeys(SECTIONS, _object), "source": schema.optional(_object)}, required=SECTIONS
+check_sections = schema.complete(
+    {**dict.fromkeys(SECTIONS, _object), "source": schema.optional(_object)}
 )
-_array_record = schema.record(
-    {"file": schema.text, "shape": schema.listed(schema.whole()), "dtype": schema.text},
-    required=("file", "shape", "dtype"),
+_array_record = schema.complete(
+    {"file": schema.text, "shape": schema.listed(schema.whole()), "dtype": schema.text}
 )
-_split_record = schema.record(
-    {"starts": schema.listed(schema.listed(schema.whole())), "parts": schema.listed(_part)},
-    required=("starts", "parts"),
+_split_record = schema.complete(
+    {"starts": schema.listed(schema.listed(schema.whole())), "parts": schema.listed(_part)}
 )
-_manifest_record = schema.record(
+_manifest_record = schema.complete(
     {
         "progress": PROGRESS,
-        "files": schema.mapping(
-            schema.record({"sha256": _sha256, "size": schema.whole()}, required=("sha256", "size"))
-        ),
+        "files": schema.mapping(schema.complete({"sha256": _sha256, "size": schema.whole()})),
         "state": schema.mapping(_variable_record),
         "nested": schema.listed(_array_record),
-    },
-    required=("progress", "files", "state", "nested"),
+    }
 )
 
 

@@ -97,6 +97,20 @@ def raise_faults(fault: str | None, at: str) -> None:
             raise CheckpointError(theirs)
 
 
+def described(path: str, dtype: Any, shape: Sequence[int], file: str) -> dict[str, Any]:
+    """Return the record of an array in the manifest.
+
+    Raises:
+        CheckpointError: Its dtype is not one of numbers.
+    """
+    name = name_of(dtype)
+    if name is None:
+        raise CheckpointError(
+            f"{path} of dtype {dtype} cannot be in a checkpoint: only arrays of numbers can"
+        )
+    return {"file": file, "shape": list(shape), "dtype": name}
+
+
 def described_parts(
     split: Mapping[str, OwnParts], reports: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -111,16 +125,8 @@ def described_parts(
     sums = [iter(report["crc32"]) for report in reports]
     state: dict[str, Any] = {}
     for path, array in split.items():
-        dtype = name_of(array.dtype)
-        if dtype is None:
-            raise CheckpointError(
-                f"{path} of dtype {array.dtype} cannot be in a checkpoint: only arrays of numbers "
-                "can"
-            )
         state[path] = {
-            "file": PARTS,
-            "shape": list(array.grid.shape),
-            "dtype": dtype,
+            **described(path, array.dtype, array.grid.shape, PARTS),
             "starts": [list(starts) for starts in array.grid.starts],
             "parts": [[owner, next(sums[owner])] for owner in array.owners],
         }

@@ -104,12 +104,12 @@ class Retention:
             kept |= set(self.ranked(folder, names)[: self._best])
         return kept
 
-    def ranked(self, folder: Folder | None, names: Iterable[Name]) -> list[Name]:
+    def ranked(self, folder: Folder, names: Iterable[Name]) -> list[Name]:
         """Return the checkpoints with a score, best first; with equal scores, the earlier first.
 
         Of several of one step, it is the last one with a score.
         """
-        known = {} if folder is None else self.known(folder, sorted(names))
+        known = self.known(folder, sorted(names))
         scores = {
             name.step: (self._sign * manifest.score, name)
             for name, manifest in known.items()

@@ -164,15 +164,13 @@ _how_long = {
     "steps": _optional(schema.whole(1, schema.MOST)),
     "until": _optional(_text),
 }
-PROGRESS = schema.record(
+PROGRESS = schema.complete(
     {"step": _steps, "epoch": _steps, "batch": _steps, "examples": schema.whole()}
-    | {"seconds": _amount},
-    required=("step", "epoch", "batch", "examples", "seconds"),
+    | {"seconds": _amount}
 )
 # How steps were executed, which decides their bits; see `backends.plans.Execution`.
-EXECUTION = schema.record(
-    {"compiler": _text, "fused": schema.flag, "resident": schema.flag, "shards": schema.whole(1)},
-    required=("compiler", "fused", "resident", "shards"),
+EXECUTION = schema.complete(
+    {"compiler": _text, "fused": schema.flag, "resident": schema.flag, "shards": schema.whole(1)}
 )
 # Of a run of a command. A script may add settings of any names and types.
 _of_command = schema.record(
@@ -202,15 +200,9 @@ _span = schema.record(
 _call = schema.record(
     _how_long | {"train": _optional(schema.mapping(schema.anything)), "validate_every": _span}
 )
-_excluded = schema.record(
-    {"epoch": _steps, "batch": _steps, "step": _steps, "why": _text},
-    required=("epoch", "batch", "step", "why"),
-)
+_excluded = schema.complete({"epoch": _steps, "batch": _steps, "step": _steps, "why": _text})
 _rates = schema.record(
-    {
-        "steps": schema.listed(_steps),
-        "rates": schema.mapping(schema.listed(_optional(schema.amount))),
-    }
+    {"steps": schema.listed(_steps), "rates": schema.mapping(schema.listed(_optional(_amount)))}
 )
 
 
@@ -223,8 +215,8 @@ def learning_rates(value: Any, name: str) -> None:
             raise ValueError(f"{name}.rates.{path} has {len(rates)} values for {count} steps")
 
 
-_file = schema.record({"size": schema.whole(), "sha256": schema.text}, required=("size", "sha256"))
-_resume = schema.record({"step": _steps, "at": _text}, required=("step", "at"))
+_file = schema.complete({"size": schema.whole(), "sha256": schema.text})
+_resume = schema.complete({"step": _steps, "at": _text})
 _options = schema.record(
     {
         "execution": _text,
@@ -417,3 +409,18 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
         elif before != after and canonical(before) != canonical(after):  # NaN differs from itself
             found.append(f"{prefix}{key} was {before!r}, now {after!r}")
     return found
+
+
+def in_both(found: Any, other: Any) -> Any:
+    """Return the part of a description that another description has too, under the same names."""
+    if not isinstance(found, dict) or not isinstance(other, dict):
+        return found
+    return {name: in_both(part, other[name]) for name, part in found.items() if name in other}
+
+
+def joined(recorded: Any, now: Any) -> Any:
+    """Return a description with what another one says under further names."""
+    if not isinstance(recorded, dict) or not isinstance(now, dict):
+        return now
+    both = {name: joined(recorded[name], part) for name, part in now.items() if name in recorded}
+    return {**recorded, **now, **both}

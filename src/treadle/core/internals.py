@@ -26,8 +26,6 @@ TESTED = {"keras": "3.15", "tensorflow": "2.21", "jax": "0.10", "torch": "2.13"}
 
 TITLES = {"keras": "Keras", "tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
 
-Need = Literal["core", "feature", "speed", "comfort"]
-
 switched_off: dict[str, None] = {}
 """The warnings about missing entries so far in this process, in order."""
 
@@ -50,8 +48,8 @@ class Internal:
         signatures: The parameters with which the use or the patch works; empty if it is not called,
             or if its signature cannot be read.
         members: The names that are used of it.
-        need: What it is needed for.
         lost: What is lost without it, as a clause that follows "so"; empty for need `core`.
+        loses: What kind of thing that is.
         holder: Returns the object that has it, if only an object of a public class leads there; the
             place then is how it is called.
     """
@@ -60,9 +58,14 @@ class Internal:
     reason: str
     signatures: tuple[str, ...] = ()
     members: tuple[str, ...] = ()
-    need: Need = "core"
     lost: str = ""
+    loses: Literal["feature", "speed", "comfort"] = "feature"
     holder: Callable[[], Any] | None = None
+
+    @property
+    def need(self) -> Literal["core", "feature", "speed", "comfort"]:
+        """What it is needed for."""
+        return self.loses if self.lost else "core"
 
     def get(self) -> Any:
         """Import it; None, and one warning in a process, if the installed version lacks it.
@@ -70,14 +73,10 @@ class Internal:
         Raises:
             BackendError: It is missing, and its need is `core`.
         """
-        found = _found(self)
-        if isinstance(found, str):
-            if self.need == "core":
-                raise self._missing(found)
-            warn_once(found)
+        if self.lost and (fault := self.missing()):
+            warn_once(fault)
             return None
-        holder, name = found
-        return getattr(holder, name) if name else holder
+        return self.resolve()
 
     def resolve(self) -> Any:
         """Import it.
@@ -87,7 +86,11 @@ class Internal:
         """
         found = _found(self)
         if isinstance(found, str):
-            raise self._missing(found)
+            package = _package(self)
+            raise BackendError(
+                f"{found}: install a version that Treadle was tested with, {package}=="
+                f"{TESTED[package]}.*"
+            )
         holder, name = found
         return getattr(holder, name) if name else holder
 
@@ -95,13 +98,6 @@ class Internal:
         """Return the sentence about it if the installed version lacks it, else an empty string."""
         found = _found(self)
         return found if isinstance(found, str) else ""
-
-    def _missing(self, sentence: str) -> BackendError:
-        package = _package(self)
-        return BackendError(
-            f"{sentence}: install a version that Treadle was tested with, {package}=="
-            f"{TESTED[package]}.*"
-        )
 
     @contextmanager
     def replaced(self, replacement: Any) -> Generator[Any]:

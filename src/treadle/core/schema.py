@@ -171,6 +171,11 @@ def record(checks: Mapping[str, Check], required: tuple[str, ...] = ()) -> Check
     return check_record
 
 
+def complete(checks: Mapping[str, Check]) -> Check:
+    """Return a check for an object that has all of these keys. Other keys are accepted."""
+    return record(checks, required=tuple(checks))
+
+
 def shown(value: Any) -> str:
     """Format a value of a file for a message: shortened, and without control characters."""
     if isinstance(value, (list, dict)):

@@ -11,6 +11,7 @@ from .leaves import sliced, window_of
 from .reader import CountingReader, refuse_beyond
 from .source import (
     BaseSource,
+    DerivedSource,
     Position,
     Reader,
     ReadRequest,
@@ -103,8 +104,11 @@ def refuse_shards(source: Source, function: str) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class GroupSource(BaseSource):
-    """A source of tuples of consecutive batches; created by `groups`."""
+class GroupSource(DerivedSource):
+    """A source of tuples of consecutive batches; created by `groups`.
+
+    The examples of the first batch of a group count for the group.
+    """
 
     source: Source
     n: int
@@ -115,29 +119,9 @@ class GroupSource(BaseSource):
         return None if self.source.length is None else self.source.length // self.n
 
     @property
-    def endless(self) -> bool:
-        """Whether an epoch is known never to end."""
-        return self.source.endless
-
-    @property
-    def batch_examples(self) -> int | None:
-        """The number of examples in the first batch of a group, which counts for the group."""
-        return self.source.batch_examples
-
-    @property
     def fingerprint(self) -> str | None:
         """The fingerprint of the source's data, or None if it has none."""
         return getattr(self.source, "fingerprint", None)
-
-    @property
-    def inexact(self) -> str | None:
-        """The reason why the source cannot be resumed exactly, or None."""
-        return self.source.inexact
-
-    @property
-    def closed_loop(self) -> bool:
-        """Whether the source's batches depend on the state of the run."""
-        return self.source.closed_loop
 
     def open(self, request: ReadRequest) -> "GroupReader":
         """Open a reader of groups. The position is that of the underlying source.

@@ -8,12 +8,12 @@ from ..errors import DataError, whole_number
 from .foreign.sources import as_source
 from .reader import refuse_beyond
 from .source import (
-    BaseSource,
+    DerivedReader,
+    DerivedSource,
     Position,
     Reader,
     ReadRequest,
     Source,
-    finish,
     position_of,
     read_from,
     shards_of,
@@ -48,7 +48,7 @@ def limited(source: Any, batches: int) -> "LimitedSource":
     return LimitedSource(as_source(source), batches)
 
 
-class LimitedSource(BaseSource):
+class LimitedSource(DerivedSource):
     """A source with a limited number of batches per epoch; created by `limited`.
 
     Attributes:
@@ -56,14 +56,12 @@ class LimitedSource(BaseSource):
         batches: The maximum number of batches in an epoch; None if another source ends it.
         continues: Whether an epoch begins where the one before has ended, also if the length of the
             source is known; as in `fit` of Keras with `steps_per_epoch`.
-        endless: Whether an epoch is known never to end: only without a maximum.
     """
 
     def __init__(self, source: Source, batches: int | None, continues: bool = False) -> None:
         self.source = source
         self.batches = batches
         self.continues = continues and not source.endless
-        self.endless = batches is None
         self._stream: Stream | None = None
 
     @property
@@ -81,9 +79,9 @@ class LimitedSource(BaseSource):
         return min(known, self.batches)
 
     @property
-    def batch_examples(self) -> int | None:
-        """The number of examples in a full batch."""
-        return self.source.batch_examples
+    def endless(self) -> bool:
+        """Whether an epoch is known never to end: only without a maximum."""
+        return self.batches is None
 
     @property
     def fingerprint(self) -> str | None:
@@ -94,16 +92,6 @@ class LimitedSource(BaseSource):
     def shards(self) -> int | None:
         """Into how many shares the source is divided, of which each process reads one, or None."""
         return shards_of(self.source)
-
-    @property
-    def inexact(self) -> str | None:
-        """The reason why the source cannot be resumed exactly, or None."""
-        return self.source.inexact
-
-    @property
-    def closed_loop(self) -> bool:
-        """Whether the source's batches depend on the state of the run."""
-        return self.source.closed_loop
 
     def open(self, request: ReadRequest) -> "Head | Stream":
         """Open a reader of the first batches of an epoch, or of the next batches of a stream.
@@ -140,7 +128,7 @@ class LimitedSource(BaseSource):
         return stream
 
 
-class Head:
+class Head(DerivedReader):
     """Reads the first batches of an epoch.
 
     Args:
@@ -149,7 +137,7 @@ class Head:
     """
 
     def __init__(self, reader: Reader, left: int) -> None:
-        self._reader = reader
+        super().__init__(reader)
         self._left = left
 
     def take(self, most: int) -> Window | None:
@@ -166,18 +154,6 @@ class Head:
         """Put back a window; the next `take` returns it again."""
         self._reader.put_back(window)
         self._left += window.count
-
-    def position(self, ahead: int = 0) -> Position | None:
-        """Return the position of the epoch's reader."""
-        return position_of(self._reader, ahead)
-
-    def finish(self) -> None:
-        """End the epoch of its reader."""
-        finish(self._reader)
-
-    def close(self) -> None:
-        """Close the epoch's reader."""
-        self._reader.close()
 
 
 class Stream:

@@ -17,16 +17,7 @@ from .foreign.keras import from_keras
 from .foreign.sources import as_source
 from .iterables import type_name
 from .leaves import window_of
-from .source import (
-    BaseSource,
-    Position,
-    Reader,
-    ReadRequest,
-    Source,
-    finish,
-    position_of,
-    read_from,
-)
+from .source import DerivedReader, DerivedSource, Reader, ReadRequest, Source, read_from
 
 BATCH_SIZE: Final = 32  # of Keras
 NO_ARRAYS: Final = ("RaggedTensor", "BCOO", "BCSR")
@@ -185,7 +176,7 @@ def writeable_again(*structures_of_arrays: Any) -> Generator[None]:
                 array.flags.writeable = writeable
 
 
-class ContinuedSource(BaseSource):
+class ContinuedSource(DerivedSource):
     """A source for evaluations, each of which takes the next batches of a generator.
 
     Args:
@@ -194,19 +185,7 @@ class ContinuedSource(BaseSource):
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self.endless = source.endless
-        self.batch_examples, self.closed_loop = source.batch_examples, source.closed_loop
         self._epoch = -1
-
-    @property
-    def length(self) -> int | None:
-        """The number of batches in an epoch; None if unknown."""
-        return self.source.length
-
-    @property
-    def inexact(self) -> str | None:
-        """The reason why the source cannot be resumed exactly, or None."""
-        return self.source.inexact
 
     def open(self, request: ReadRequest) -> Reader:
         """Open a reader of the next epoch."""
@@ -214,7 +193,7 @@ class ContinuedSource(BaseSource):
         return read_from(self.source, request.at(self._epoch))
 
 
-class WeightedSource(BaseSource):
+class WeightedSource(DerivedSource):
     """A source whose batches get sample weights from the classes of their labels.
 
     Args:
@@ -224,27 +203,16 @@ class WeightedSource(BaseSource):
 
     def __init__(self, source: Source, class_weight: Mapping[int, float]) -> None:
         self.source, self._class_weight = source, class_weight
-        self.endless = source.endless
-        self.batch_examples, self.closed_loop = source.batch_examples, source.closed_loop
-
-    @property
-    def length(self) -> int | None:
-        """The number of batches in an epoch; None if unknown."""
-        return self.source.length
-
-    @property
-    def inexact(self) -> str | None:
-        """The reason why the source cannot be resumed exactly, or None."""
-        return self.source.inexact
 
     def open(self, request: ReadRequest) -> Reader:
         """Open a reader of the batches with weights."""
         return _WeightedReader(read_from(self.source, request), self._class_weight)
 
 
-class _WeightedReader:
+class _WeightedReader(DerivedReader):
     def __init__(self, reader: Reader, class_weight: Mapping[int, float]) -> None:
-        self._reader, self._class_weight = reader, class_weight
+        super().__init__(reader)
+        self._class_weight = class_weight
 
     def take(self, most: int) -> Window | None:
         """Return the next batches."""
@@ -266,18 +234,6 @@ class _WeightedReader:
     def put_back(self, window: Window) -> None:
         """Put back a window; the next `take` returns it again."""
         self._reader.put_back(window_of(tuple(window.batches[:2]), window.count))
-
-    def position(self, ahead: int = 0) -> Position | None:
-        """Return the position of the reader of the batches."""
-        return position_of(self._reader, ahead)
-
-    def finish(self) -> None:
-        """End the epoch of the reader of the batches."""
-        finish(self._reader)
-
-    def close(self) -> None:
-        """Close the reader of the batches."""
-        self._reader.close()
 
 
 def _parts(batch: Any) -> str:

@@ -18,7 +18,8 @@ def describe_source(source: Source) -> dict[str, Any]:
         2
     """
     found = {"class": type(source).__name__, **source_facts(source)}
-    found |= {name: getattr(source, name) for name in ("n", "batches") if _is_number(source, name)}
+    counts = {name: getattr(source, name, None) for name in ("n", "batches")}
+    found |= {name: count for name, count in counts.items() if isinstance(count, int)}
     parts = [describe_source(part) for part in parts_of(source)]
     return in_json_types({**found, "parts": parts} if parts else found)
 
@@ -48,7 +49,3 @@ def _consists_of_arrays(source: Source) -> bool:
     if parts:
         return all(map(_consists_of_arrays, parts))
     return getattr(source, "fingerprint", None) is not None
-
-
-def _is_number(source: Source, name: str) -> bool:
-    return isinstance(getattr(source, name, None), int)

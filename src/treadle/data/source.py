@@ -168,6 +168,64 @@ class BaseSource(ABC):
         return self.open(ReadRequest(epoch, start, seed, loop, ordered, position, since))
 
 
+class DerivedSource(BaseSource):
+    """Base class of sources that read from one other source, whose attributes they have too.
+
+    Attributes:
+        source: The other source.
+    """
+
+    source: Source
+
+    @property
+    def length(self) -> int | None:
+        """The number of batches in an epoch; None if unknown or endless."""
+        return self.source.length
+
+    @property
+    def endless(self) -> bool:
+        """Whether an epoch is known never to end."""
+        return self.source.endless
+
+    @property
+    def batch_examples(self) -> int | None:
+        """The number of examples in a full batch; None if unknown."""
+        return self.source.batch_examples
+
+    @property
+    def inexact(self) -> str | None:
+        """The reason why the source cannot be resumed exactly, or None."""
+        return self.source.inexact
+
+    @property
+    def closed_loop(self) -> bool:
+        """Whether the source's batches depend on the state of the run."""
+        return self.source.closed_loop
+
+
+class DerivedReader:
+    """Base class of readers that pass on to one other reader what they do not change.
+
+    Args:
+        reader: The other reader.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    def position(self, ahead: int = 0) -> Position | None:
+        """Return the position of the other reader."""
+        return position_of(self._reader, ahead)
+
+    def finish(self) -> None:
+        """End the epoch of the other reader."""
+        finish(self._reader)
+
+    def close(self) -> None:
+        """Close the other reader."""
+        self._reader.close()
+
+
 def read_from(source: Source, request: ReadRequest) -> Reader:
     """Open a reader of any source: the only place where a request becomes arguments of `read`.
 

@@ -10,10 +10,10 @@ import math
 import os
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -31,7 +31,6 @@ _HEADERS = {
 }
 # RuntimeError: encrypted entries, and headers that are nested too deeply for Python's parser.
 _UNREADABLE = (EOFError, ValueError, ArithmeticError, RuntimeError, MemoryError)
-_Splits = tuple[tuple[Any, Any], tuple[Any, Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,13 +178,7 @@ def mnist(data_dir: str | os.PathLike[str] | None = None) -> Arrays:
         >>> data.x_train.shape  # doctest: +SKIP
         (60000, 28, 28)
     """
-
-    def download() -> _Splits:
-        from keras.datasets import mnist as source
-
-        return source.load_data()
-
-    return _find("mnist", (28, 28), download, data_dir)
+    return _find("mnist", (28, 28), data_dir)
 
 
 def cifar10(data_dir: str | os.PathLike[str] | None = None) -> Arrays:
@@ -209,21 +202,10 @@ def cifar10(data_dir: str | os.PathLike[str] | None = None) -> Arrays:
         >>> data.x_train.shape  # doctest: +SKIP
         (50000, 32, 32, 3)
     """
-
-    def download() -> _Splits:
-        from keras.datasets import cifar10 as source
-
-        return source.load_data()
-
-    return _find("cifar10", (32, 32, 3), download, data_dir)
+    return _find("cifar10", (32, 32, 3), data_dir)
 
 
-def _find(
-    name: str,
-    image: tuple[int, ...],
-    download: Callable[[], _Splits],
-    data_dir: str | os.PathLike[str] | None,
-) -> Arrays:
+def _find(name: str, image: tuple[int, ...], data_dir: str | os.PathLike[str] | None) -> Arrays:
     tried: list[str] = []
     for source, folder in (
         ("the given folder", data_dir),
@@ -238,7 +220,8 @@ def _find(
         if data_dir is not None:
             raise _not_found(name, tried)
     try:
-        (x_train, y_train), (x_test, y_test) = download()
+        source = import_module(f"keras.datasets.{name}")
+        (x_train, y_train), (x_test, y_test) = source.load_data()
     except Exception as error:  # Keras raises a bare Exception if a download fails
         tried.append(f"Keras' cache and download: {error or type(error).__name__}")
         raise _not_found(name, tried) from error

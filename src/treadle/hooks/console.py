@@ -2,8 +2,7 @@
 
 import threading
 import weakref
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from math import ceil
 from time import monotonic
 
@@ -70,12 +69,10 @@ class Console(DetailedHook):
         else:
             show(self._to or rich.get_console(), text, style)
 
-    @contextmanager
-    def activity(self, text: str) -> Generator[None]:
+    def activity(self, text: str) -> Waiting:
         """Show an activity before the first step, and its duration."""
         quiet = self._quiet or self._call is not None
-        with Waiting(text, self._to, quiet=quiet, at_once=False):
-            yield
+        return Waiting(text, self._to, quiet=quiet, at_once=False)
 
     def validation(self, loop: LoopView, results: Mapping[str, float] | None) -> None:
         """Show the progress of a validation while it runs."""

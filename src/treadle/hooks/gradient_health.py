@@ -35,12 +35,9 @@ _line = {
         {"step": _step, "layers": schema.listed(_layer), "notes": schema.listed(schema.text)},
         required=("layers",),
     ),
-    "health": schema.record(
-        {"step": _step, **dict.fromkeys(MEASURED, _values)}, required=("step", *MEASURED)
-    ),
-    "verdict": schema.record(
-        {"step": _step, "verdict": schema.text, "layers": _values, "text": schema.text},
-        required=("step", "verdict", "layers", "text"),
+    "health": schema.complete({"step": _step, **dict.fromkeys(MEASURED, _values)}),
+    "verdict": schema.complete(
+        {"step": _step, "verdict": schema.text, "layers": _values, "text": schema.text}
     ),
 }
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from ..core import schema
 from ..core.folder import Folder
-from ..core.logs import COLUMNS, HEAD, Array, column_of, columns_of, name_of
+from ..core.logs import HEAD, Array, column_of, columns_of, name_of
 from ..errors import DataError
 
 BLOCK = 1 << 18  # bytes that are parsed at once: larger blocks leave the cache of the processor
@@ -32,16 +32,16 @@ ADVICE = ". Restore a copy of the file, or move it away to continue without the 
 
 Line = dict[str, Any]  # as in the file: `core.logs.values_of` returns the values by name
 
-_step = schema.record({"step": schema.whole(0, MOST_STEPS)}, required=("step",))
+_step = schema.complete({"step": schema.whole(0, MOST_STEPS)})
 _older = {
     "kind": schema.text,
     "epoch": schema.whole(1, MOST_STEPS),
     "step": schema.whole(0, MOST_STEPS),
     "seconds": schema.amount,
 }
-_older_record = schema.record(_older, required=COLUMNS)
-_record = schema.record(
-    {**_older, "batch": schema.whole(0, MOST_STEPS), "examples": schema.whole()}, required=HEAD
+_older_record = schema.complete(_older)
+_record = schema.complete(
+    {**_older, "batch": schema.whole(0, MOST_STEPS), "examples": schema.whole()}
 )
 
 

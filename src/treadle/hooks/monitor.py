@@ -13,14 +13,13 @@ from ..errors import ConfigurationError, TreadleWarning, did_you_mean
 SMALLER_IS_BETTER = re.compile(r"(loss|error|mae|mse)$", re.IGNORECASE)
 LARGER_IS_BETTER = re.compile(r"accuracy|auc|f1|precision|recall|(^|_)acc($|_)", re.IGNORECASE)
 _step = schema.whole(-1)
-_check = schema.record(
+_check = schema.complete(
     {
         "best": schema.optional(schema.number),
         "best_step": _step,
         "last_step": _step,
         "waited": schema.whole(),
-    },
-    required=("best", "best_step", "last_step", "waited"),
+    }
 )
 
 

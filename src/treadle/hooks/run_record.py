@@ -27,6 +27,8 @@ from ..core.directory import (
     copy_of,
     differences,
     encode_record,
+    in_both,
+    joined,
 )
 from ..core.folder import Folder, partial, written_as
 from ..core.hook import Hook, LoopView
@@ -105,9 +107,9 @@ class RunRecord(Hook):
             now = _identifying(wanted)
             # Other versions of Keras and Treadle describe more or less of an optimizer.
             a, b = (x.pop("compiled", {}) for x in (recorded, now))
-            recorded["compiled"], now["compiled"] = _in_both(a, b), _in_both(b, a)
+            recorded["compiled"], now["compiled"] = in_both(a, b), in_both(b, a)
             if a or b:
-                wanted["compiled"] = _joined(a, b)
+                wanted["compiled"] = joined(a, b)
             self._compare(f"{path} holds a run of another configuration", recorded, now)
         self.changed = changed_code(self.facts.get("code", {}), code)
         start = {"format": FORMAT, "id": new_id, "code": code}
@@ -461,21 +463,6 @@ class RunRecord(Hook):
 def _identifying(configuration: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration without the number of devices, on any of which a run may resume."""
     return {name: value for name, value in configuration.items() if name != "devices"}
-
-
-def _in_both(found: Any, other: Any) -> Any:
-    """Return the part of a description that another description has too, under the same names."""
-    if not isinstance(found, dict) or not isinstance(other, dict):
-        return found
-    return {name: _in_both(part, other[name]) for name, part in found.items() if name in other}
-
-
-def _joined(recorded: Any, now: Any) -> Any:
-    """Return a description with what another one says under further names."""
-    if not isinstance(recorded, dict) or not isinstance(now, dict):
-        return now
-    both = {name: _joined(recorded[name], part) for name, part in now.items() if name in recorded}
-    return {**recorded, **now, **both}
 
 
 def _opened(path: Path) -> Folder:

@@ -11,7 +11,7 @@ import keras
 from keras import layers, ops
 
 import treadle
-from treadle import data, datasets
+from treadle.recipes.digits import digit_batches
 
 
 class ActivityRegularization(layers.Layer):
@@ -81,10 +81,4 @@ class Regularized(treadle.Task):
 
     def datasets(self) -> treadle.Datasets:
         """Return 1,437 training digits and 360 validation digits."""
-        digits = datasets.digits()
-        return treadle.Datasets(
-            train=data.from_arrays(digits.x_train, digits.y_train, batch_size=self.batch_size),
-            validation=data.from_arrays(
-                digits.x_test, digits.y_test, batch_size=self.batch_size, shuffle=False
-            ),
-        )
+        return digit_batches(self.batch_size)

@@ -13,7 +13,7 @@ import keras
 from keras import layers, ops
 
 import treadle
-from treadle import data, datasets
+from treadle.recipes.mnist_functional import mnist_rows
 
 
 class AdversarialTraining(treadle.Task):
@@ -91,16 +91,7 @@ class AdversarialTraining(treadle.Task):
 
     def datasets(self) -> treadle.Datasets:
         """Return MNIST as rows of 784 numbers from 0 to 1."""
-        mnist = datasets.mnist()
-        train, test = (
-            x.reshape(-1, 784).astype("float32") / 255 for x in (mnist.x_train, mnist.x_test)
-        )
-        return treadle.Datasets(
-            train=data.from_arrays(train, mnist.y_train, batch_size=self.batch_size),
-            validation=data.from_arrays(
-                test, mnist.y_test, batch_size=self.batch_size, shuffle=False
-            ),
-        )
+        return mnist_rows(self.batch_size)
 
 
 def network(units: int) -> Any:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import keras
 
 import treadle
-from treadle import data, datasets
+from treadle.recipes.digits import digit_batches
 from treadle.schedules import Cyclic, OneCycle
 
 
@@ -77,13 +77,7 @@ class CyclicRates(treadle.Task):
 
     def datasets(self) -> treadle.Datasets:
         """Return 1,437 training digits and 360 validation digits."""
-        digits = datasets.digits()
-        return treadle.Datasets(
-            train=data.from_arrays(digits.x_train, digits.y_train, batch_size=self.batch_size),
-            validation=data.from_arrays(
-                digits.x_test, digits.y_test, batch_size=self.batch_size, shuffle=False
-            ),
-        )
+        return digit_batches(self.batch_size)
 
 
 def schedule_of(policy: Any, low: float, high: float, step_size: int, steps: int) -> Any:

@@ -64,10 +64,15 @@ class Digits(treadle.Task):
 
     def datasets(self) -> treadle.Datasets:
         """Return 1,437 training digits and 360 validation digits."""
-        digits = datasets.digits()
-        return treadle.Datasets(
-            train=data.from_arrays(digits.x_train, digits.y_train, batch_size=self.batch_size),
-            validation=data.from_arrays(
-                digits.x_test, digits.y_test, batch_size=self.batch_size, shuffle=False
-            ),
-        )
+        return digit_batches(self.batch_size)
+
+
+def digit_batches(batch_size: int) -> treadle.Datasets:
+    """Return batches of the digits, which are 8×8 numbers from 0 to 16 with a label each."""
+    digits = datasets.digits()
+    return treadle.Datasets(
+        train=data.from_arrays(digits.x_train, digits.y_train, batch_size=batch_size),
+        validation=data.from_arrays(
+            digits.x_test, digits.y_test, batch_size=batch_size, shuffle=False
+        ),
+    )

@@ -55,15 +55,7 @@ class MnistFunctional(treadle.Task):
 
     def datasets(self) -> treadle.Datasets:
         """Return MNIST as rows of 784 numbers from 0 to 1."""
-        mnist = datasets.mnist()
-        x_train = mnist.x_train.reshape(-1, 784).astype("float32") / 255
-        x_test = mnist.x_test.reshape(-1, 784).astype("float32") / 255
-        return treadle.Datasets(
-            train=data.from_arrays(x_train, mnist.y_train, batch_size=self.batch_size),
-            validation=data.from_arrays(
-                x_test, mnist.y_test, batch_size=self.batch_size, shuffle=False
-            ),
-        )
+        return mnist_rows(self.batch_size)
 
     def hooks(self) -> list[Any]:
         """Report every 200 batches."""
@@ -73,3 +65,14 @@ class MnistFunctional(treadle.Task):
         """Return the loss of the latest batch and the number of examples so far."""
         loss = float(loop.history.steps("loss")[-1])
         return {"batch_loss": loss, "samples_seen": loop.progress.examples}
+
+
+def mnist_rows(batch_size: int) -> treadle.Datasets:
+    """Return batches of MNIST as rows of 784 numbers from 0 to 1, with numbers as labels."""
+    mnist = datasets.mnist()
+    x_train = mnist.x_train.reshape(-1, 784).astype("float32") / 255
+    x_test = mnist.x_test.reshape(-1, 784).astype("float32") / 255
+    return treadle.Datasets(
+        train=data.from_arrays(x_train, mnist.y_train, batch_size=batch_size),
+        validation=data.from_arrays(x_test, mnist.y_test, batch_size=batch_size, shuffle=False),
+    )

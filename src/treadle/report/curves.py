@@ -62,3 +62,12 @@ def reduced(steps: Array, values: Array, points: int = MOST_POINTS) -> dict[str,
 def _numbers(values: Array) -> list[float | None]:
     """Round to some significant digits; None for values that are not finite."""
     return [float(f"{v:.{DIGITS}g}") if np.isfinite(v) else None for v in values.tolist()]
+
+
+def thinned(count: int, most: int = 1000) -> list[int]:
+    """Return at most this many positions, with the first and the last."""
+    if count <= most:
+        return list(range(count))
+    if most == 1:
+        return [count - 1]
+    return [round(i * (count - 1) / (most - 1)) for i in range(most)]

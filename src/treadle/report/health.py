@@ -8,6 +8,7 @@ from ..core.directory import HEALTH
 from ..core.folder import FILE, Folder
 from ..core.terminal import clean
 from ..hooks.gradient_health import MEASURED, health_lines
+from .curves import thinned
 
 MOST_LAYERS = 300
 MOST_CELLS = 20_000  # of a heat map
@@ -42,7 +43,8 @@ def read_health(folder: Folder) -> dict[str, Any] | None:
             columns[line["step"]] = _column(line, [layer["path"] for layer in layers])
     if not layers or not columns:
         return None
-    steps = _chosen(sorted(columns), max(20, MOST_CELLS // len(layers)))
+    steps = sorted(columns)
+    steps = [steps[i] for i in thinned(len(steps), max(20, MOST_CELLS // len(layers)))]
     paths = [layer["path"] for layer in layers]
     return {
         "layers": [
@@ -81,10 +83,3 @@ def _number(value: Any) -> float | None:
 
 def _rounded(value: float) -> float:
     return float(f"{min(value, 1e300):.4g}")
-
-
-def _chosen(steps: list[int], most: int) -> list[int]:
-    """Return at most this many steps, with the first and the last."""
-    if len(steps) <= most:
-        return steps
-    return [steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most)]

@@ -28,7 +28,7 @@ from ..doctor.sheets.sheet import SCHEMA
 from ..errors import DirectoryError, TreadleError
 from ..hooks.images import FOLDER as IMAGES
 from ..hooks.log_file import Log, read
-from .curves import reduced
+from .curves import reduced, thinned
 from .health import read_health
 from .images import MOST_IMAGE_BYTES, is_image, listed_images, read_image
 from .states import RunState, recorded_run, state_of
@@ -158,22 +158,13 @@ def _clock(log: Log, last: int, seconds: float) -> dict[str, list[float]]:
     steps = sorted(rows)
     clock = [rows[step][0] for step in steps]
     epochs = [(step, rows[step][1]) for step in steps if rows[step][1] is not None]
-    kept = _thinned(len(steps))
+    kept = thinned(len(steps))
     return {
         "steps": [steps[i] for i in kept],
         "seconds": [round(clock[i], 3) for i in kept],
-        "epoch_steps": [epochs[i][0] for i in _thinned(len(epochs))],
-        "epochs": [float(epochs[i][1] or 0.0) for i in _thinned(len(epochs))],
+        "epoch_steps": [epochs[i][0] for i in thinned(len(epochs))],
+        "epochs": [float(epochs[i][1] or 0.0) for i in thinned(len(epochs))],
     }
-
-
-def _thinned(count: int, most: int = 1000) -> list[int]:
-    """Return at most this many positions, with the first and the last."""
-    if count <= most:
-        return list(range(count))
-    if most == 1:
-        return [count - 1]
-    return [round(i * (count - 1) / (most - 1)) for i in range(most)]
 
 
 def _curves(run: RunFile, log: Log, points: int) -> Iterator[dict[str, Any]]:
@@ -317,7 +308,7 @@ def _images(
             of_name = [(step, file) for other, step, file in listed if other == name]
             sizes = [images.size(file) or 0 for _, file in of_name]
             fits = most_bytes // len(names) // max(1, *sizes)
-            for index in _thinned(len(of_name), max(1, fits)):
+            for index in thinned(len(of_name), max(1, fits)):
                 step, file = of_name[index]
                 if sizes[index] > min(MOST_IMAGE_BYTES, left):
                     continue
@@ -335,11 +326,8 @@ def _images(
 _PARTS = ("code", "where", "seen", "why", "fix", "line")
 _FACTS = ("group", "subject", "text", "mark")
 _finding = schema.record(dict.fromkeys(_PARTS, schema.text), required=("code", "seen"))
-_fact = schema.record(dict.fromkeys(_FACTS, schema.text), required=_FACTS)
-_sheet = schema.record(
-    {"findings": schema.listed(_finding), "lines": schema.listed(_fact)},
-    required=("findings", "lines"),
-)
+_fact = schema.complete(dict.fromkeys(_FACTS, schema.text))
+_sheet = schema.complete({"findings": schema.listed(_finding), "lines": schema.listed(_fact)})
 
 
 def _doctor(folder: Folder) -> tuple[list[dict[str, str]] | None, list[list[str]], str]:

@@ -206,7 +206,7 @@ def open_services(
             f"{importing[-1]} trains in {directory} when it is imported: put the lines that train "
             'under `if __name__ == "__main__":`, so that commands can use its task'
         )
-    _check(given)  # before `fresh` removes an earlier run
+    _check(_sorted(given)[1])  # before `fresh` removes an earlier run
     process_group().require_equal(
         "configuration",
         in_json_types({**identity(task), **configuration, "directory": str(directory)}),
@@ -276,14 +276,13 @@ def services_of(
 
 
 def _check(
-    hooks: Sequence[Any],
+    hooks: Sequence[Hook],
 ) -> tuple[default_hooks.Checkpoint | None, default_hooks.NonFinite | None]:
     """Return the hook that saves, and the one that guards.
 
     Raises:
-        ConfigurationError: If there are several of them, or an element is not a hook.
+        ConfigurationError: If there are several of them.
     """
-    _, hooks = _sorted(hooks)
     return (
         _only(hooks, default_hooks.Checkpoint, "one with all that it is to keep"),
         _only(hooks, default_hooks.NonFinite, "one with the action that you want"),

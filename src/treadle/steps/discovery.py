@@ -137,7 +137,11 @@ class Discovery:
         self._walk_attributes(task, "", None)
         for name, part in adapter(task).unreached_parts().items():
             self._walk(part, name)
-        self._functions = [x for c in self.constants.values() if _is_function(x := c.read())]
+        self._functions = [
+            value
+            for constant in self.constants.values()
+            if isinstance(value := constant.read(), (FunctionType, MethodType, partial))
+        ]
 
     def _complete(self) -> None:
         """Walk the deferred objects, and the optimizers.
@@ -492,10 +496,6 @@ def _own_values(task: Any, held: list[Any], layers: frozenset[type]) -> Searched
         if hasattr(type(task), "_own_values"):
             object.__setattr__(task, "_own_values", known)
     return known
-
-
-def _is_function(value: Any) -> bool:
-    return isinstance(value, (FunctionType, MethodType, partial))
 
 
 def _name_of(kind: type) -> str:

@@ -412,8 +412,7 @@ def _of_metric(
     return {name: found.get(name) for name in names}
 
 
-@contextmanager
-def _metric(name: str, metric: Any) -> Generator[None]:
+def _metric(name: str, metric: Any) -> AbstractContextManager[Any]:
     original = metric.update_state
 
     def update_state(*args: Any, **kwargs: Any) -> Any:
@@ -423,12 +422,10 @@ def _metric(name: str, metric: Any) -> Generator[None]:
             probe.report(METRIC, name, {**values, "outputs": None}, metric)
         return original(*args, **kwargs)
 
-    with shadowed(metric, "update_state", update_state):
-        yield
+    return shadowed(metric, "update_state", update_state)
 
 
-@contextmanager
-def _optimizer(path: str, optimizer: Any) -> Generator[None]:
+def _optimizer(path: str, optimizer: Any) -> AbstractContextManager[Any]:
     original = optimizer.apply
 
     def apply(grads: Any, trainable_variables: Any = None) -> Any:
@@ -441,8 +438,7 @@ def _optimizer(path: str, optimizer: Any) -> Generator[None]:
             grads = probe.report(APPLY, path, {"outputs": grads}, optimizer, paths=paths)
         return original(grads, trainable_variables)
 
-    with shadowed(optimizer, "apply", apply):
-        yield
+    return shadowed(optimizer, "apply", apply)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from ..types import Losses, Tensor, Variable, unweighted
 from . import layouts
 from .calls import JitCaller
 from .control_flow import JaxControlFlow
-from .layouts import active_layouts, adopt, layout_of, standard
+from .layouts import active_layouts, adopt, layout_of, standard, standard_leaves
 from .patches import (
     INTERNALS,
     free_layouts,
@@ -40,7 +40,7 @@ from .patches import (
     keras_random,
 )
 from .pure import Pure, Split, stateful
-from .windows import JaxExecutor, device_leaves, primitives
+from .windows import JaxExecutor, primitives
 
 _OUTSIDE = get_opaque_trace_state()
 
@@ -125,7 +125,7 @@ class JaxBackend(JaxControlFlow, Backend):
                 tensors = Split(function(structures.pack(batch, leaves))).tensors
             return [ends for _, ends in step.ranges.used] if step.ranges else [], tensors
 
-        arrays = device_leaves(batch)
+        arrays = standard_leaves(batch)
         with keras_random(), scope:  # variables are initialized at the scope's end, after the trace
             closed = jax.make_jaxpr(abstract)(arrays)
         if step.ranges is not None and step.ranges.used:
@@ -169,7 +169,7 @@ class JaxBackend(JaxControlFlow, Backend):
             if several is not None:
                 adopt(program.seeds)
             put = self.to_device if several is None else lambda x: several.put(standard(x))
-            return EagerExecutor(program, _eager_step, put, layouts.whole, device)
+            return EagerExecutor(program, lambda program: stateful(), put, layouts.whole, device)
         return JaxExecutor(program)
 
     def caller(
@@ -430,12 +430,6 @@ def _is_literal(part: Any) -> bool:
 
 def _is_float(aval: Any) -> bool:
     return jnp.issubdtype(aval.dtype, jnp.inexact)
-
-
-@contextmanager
-def _eager_step(program: Program) -> Generator[None]:
-    with stateful():
-        yield
 
 
 BACKEND = JaxBackend()

@@ -16,9 +16,9 @@ from ..scope import Scope
 from ..step_context import running
 from ..types import Variable
 from ..window import Window, capacity, padded
-from .layouts import active_layouts, adopt, on_device, several
+from .layouts import active_layouts, adopt, on_device, several, standard_leaves
 from .patches import keras_random
-from .windows import batch_at, convolves, device_leaves
+from .windows import batch_at, convolves
 
 # The number of batches in one call, which saves the Python code around a call for each of them.
 # That pays for small networks only: limit of the bytes of variables, and of the outputs of a call.
@@ -92,7 +92,7 @@ class JitCaller:
         """Return the arrays of inputs, all of which have the same structure."""
         if self._inputs is None:
             self._inputs = structures.outline(inputs)
-        return device_leaves(inputs)
+        return standard_leaves(inputs)
 
     def _state(self) -> list[Any]:
         return [v._value for v in self._variables]

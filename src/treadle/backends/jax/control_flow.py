@@ -10,26 +10,21 @@ from jax.core import Tracer
 
 from ..base import Step
 from ..scope import Scope, assign_all, with_values
-from ..types import Tensor, Variable
+from ..types import Branch, Condition, IndexedBody, LoopBody, Tensor, Variable
 from .pure import Pure, stateful
 
 
 class JaxControlFlow:
     """The branches and loops of a step: those of `jax.lax`."""
 
-    def cond(
-        self,
-        predicate: Tensor,
-        then: Callable[[], list[Tensor]],
-        otherwise: Callable[[], list[Tensor]],
-    ) -> list[Tensor]:
+    def cond(self, predicate: Tensor, then: Branch, otherwise: Branch) -> list[Tensor]:
         """Run `lax.cond` over the values that either branch assigns."""
         predicate = jnp.asarray(predicate, dtype=bool)
         if not isinstance(predicate, Tracer):
             return then() if predicate else otherwise()
         return _branches((then, otherwise), lambda both: jax.lax.cond(predicate, *both))
 
-    def switch(self, index: Tensor, branches: Sequence[Callable[[], list[Tensor]]]) -> list[Tensor]:
+    def switch(self, index: Tensor, branches: Sequence[Branch]) -> list[Tensor]:
         """Run `lax.switch` over the values that any branch assigns."""
         index = jnp.clip(jnp.asarray(index, "int32"), 0, len(branches) - 1)
         if not isinstance(index, Tracer):
@@ -62,11 +57,7 @@ class JaxControlFlow:
         return carry, found
 
     def while_loop(
-        self,
-        condition: Callable[[list[Tensor]], Tensor],
-        body: Callable[[list[Tensor]], list[Tensor]],
-        values: list[Tensor],
-        maximum: int | None,
+        self, condition: Condition, body: LoopBody, values: list[Tensor], maximum: int | None
     ) -> list[Tensor]:
         """Run `lax.while_loop`, carrying the values that the body assigns."""
 
@@ -88,11 +79,7 @@ class JaxControlFlow:
         return values
 
     def fori_loop(
-        self,
-        lower: Any,
-        upper: Any,
-        body: Callable[[Tensor, list[Tensor]], list[Tensor]],
-        values: list[Tensor],
+        self, lower: Any, upper: Any, body: IndexedBody, values: list[Tensor]
     ) -> list[Tensor]:
         """Run `lax.fori_loop`, carrying the values that the body assigns."""
 
@@ -107,7 +94,7 @@ class JaxControlFlow:
         return values
 
 
-def _branches(branches: Sequence[Callable[[], list[Tensor]]], choose: Any) -> list[Tensor]:
+def _branches(branches: Sequence[Branch], choose: Any) -> list[Tensor]:
     """Run one of several branches.
 
     Args:

@@ -158,7 +158,7 @@ class IntegerRangeError(DataError):
 
 
 def standard_leaves(structure: Any) -> list[Any]:
-    """Convert the arrays of a structure to JAX's types.
+    """Convert the arrays of a structure to NumPy's of JAX's types, which jit transfers fastest.
 
     Raises:
         IntegerRangeError: If an integer does not fit; the message names the array.

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -29,7 +29,6 @@ INTERNALS: dict[str, Internal] = {
         ("jax.interpreters.partial_eval:dce_jaxpr",),
         "what the indices and labels of a step depend on, without the rest of the step",
         ("(jaxpr, used_outputs, instantiate=False)",),
-        need="feature",
         lost="indices and labels out of range are not checked",
     ),
     "jaxpr_as_fun": Internal(
@@ -87,13 +86,11 @@ def free_layouts() -> Generator[None]:
         setattr(holder, _ENFORCES, original)
 
 
-@contextmanager
-def keras_random() -> Generator[None]:
+def keras_random() -> AbstractContextManager[Any]:
     """Allow unseeded `keras.random` calls while JAX traces.
 
     Keras raises an error, since its global generator would become a constant. Here the generator's
     state is part of the step's state, so it does not.
     """
     generator = global_seed_generator()
-    with INTERNALS["global_seed_generator"].replaced(lambda: generator):
-        yield
+    return INTERNALS["global_seed_generator"].replaced(lambda: generator)

@@ -206,7 +206,7 @@ class JaxExecutor:
         """
         if not self.plan.fused:
             if window.rows is None:
-                return device_leaves(window.batch(batch)), None
+                return standard_leaves(window.batch(batch)), None
             return on_device(window.rows, self._layouts), window.rows.indices[batch].astype(
                 np.int32
             )
@@ -215,7 +215,7 @@ class JaxExecutor:
             length = capacity(window.count, self.plan.largest, ())  # rows are small: one program
             return on_device(window.rows, self._layouts), padded(rows, length)
         length = capacity(window.count, self.plan.largest)
-        return [padded(x, length) for x in device_leaves(window.batches)], None
+        return [padded(x, length) for x in standard_leaves(window.batches)], None
 
     def _step(self, window: Window) -> "_PureStep":
         """Return the step, which is traced once."""
@@ -242,7 +242,7 @@ class _PureStep:
             self._names = [list(part) for part in parts]
             return new, [jnp.asarray(x) for part in parts for x in part.values()]
 
-        specs = _specs((state, device_leaves(batch)))
+        specs = _specs((state, standard_leaves(batch)))
         self.closed, shapes = jax.make_jaxpr(pure, return_shape=True)(
             *specs, jax.ShapeDtypeStruct((), np.int32)
         )
@@ -388,11 +388,6 @@ def _copied(state: Any) -> Any:
 def _copied_apart(state: Sequence[Any]) -> list[Any]:
     """Return copies with the layouts of the arrays, which a program for all could change."""
     return [jnp.copy(x) for x in state]
-
-
-def device_leaves(batch: Any) -> list[Any]:
-    """Return the arrays of a batch as NumPy arrays of JAX's types, which jit transfers fastest."""
-    return standard_leaves(batch)
 
 
 def _specs(tree: Any, layouts: Any = None) -> Any:

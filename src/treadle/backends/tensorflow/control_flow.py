@@ -11,26 +11,21 @@ from ...core.keras_internals import stateless_scope
 from ..base import Step
 from ..scope import Scope, assign_all, with_values
 from ..step_context import context
-from ..types import Tensor, Variable
+from ..types import Branch, Condition, IndexedBody, LoopBody, Tensor, Variable
 from .patches import FuncGraph
 
 
 class TensorFlowControlFlow:
     """The branches and loops of a step: Python's if it runs eagerly, else those of graphs."""
 
-    def cond(
-        self,
-        predicate: Tensor,
-        then: Callable[[], list[Tensor]],
-        otherwise: Callable[[], list[Tensor]],
-    ) -> list[Tensor]:
+    def cond(self, predicate: Tensor, then: Branch, otherwise: Branch) -> list[Tensor]:
         """Run `tf.cond`; inside a scope, it also returns the values that either branch assigns."""
         if not _is_symbolic(predicate):
             return then() if bool(predicate) else otherwise()
         predicate = tf.cast(tf.convert_to_tensor(predicate), tf.bool)
         return _branches((then, otherwise), lambda both: tf.cond(predicate, *both))
 
-    def switch(self, index: Tensor, branches: Sequence[Callable[[], list[Tensor]]]) -> list[Tensor]:
+    def switch(self, index: Tensor, branches: Sequence[Branch]) -> list[Tensor]:
         """Run `tf.switch_case`; inside a scope, it also returns the values that are assigned."""
         index = tf.clip_by_value(tf.cast(index, tf.int32), 0, len(branches) - 1)
         if not _is_symbolic(index):
@@ -89,11 +84,7 @@ class TensorFlowControlFlow:
         return values[:kept], [x.stack() for x in values[kept:]]
 
     def while_loop(
-        self,
-        condition: Callable[[list[Tensor]], Tensor],
-        body: Callable[[list[Tensor]], list[Tensor]],
-        values: list[Tensor],
-        maximum: int | None,
+        self, condition: Condition, body: LoopBody, values: list[Tensor], maximum: int | None
     ) -> list[Tensor]:
         """Run `tf.while_loop`; inside a scope, it carries the values that the body assigns."""
         if tf.executing_eagerly():
@@ -106,11 +97,7 @@ class TensorFlowControlFlow:
         return _loop(condition, body, values, maximum)
 
     def fori_loop(
-        self,
-        lower: Any,
-        upper: Any,
-        body: Callable[[Tensor, list[Tensor]], list[Tensor]],
-        values: list[Tensor],
+        self, lower: Any, upper: Any, body: IndexedBody, values: list[Tensor]
     ) -> list[Tensor]:
         """Run `while_loop` over the numbers."""
         static = isinstance(lower, int) and isinstance(upper, int)
@@ -132,7 +119,7 @@ def _array(shape: Any, dtype: Any, count: int) -> Any:
     return tf.TensorArray(dtype, size=count, element_shape=shape, clear_after_read=False)
 
 
-def _branches(branches: Sequence[Callable[[], list[Tensor]]], choose: Any) -> list[Tensor]:
+def _branches(branches: Sequence[Branch], choose: Any) -> list[Tensor]:
     """Run one of several branches, with the values of a scope that any of them assigns.
 
     Args:

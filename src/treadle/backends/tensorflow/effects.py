@@ -155,16 +155,14 @@ def _outside(graph: Any, handle: Any) -> Any:
     return handle
 
 
-@contextmanager
-def observed(effects: Effects) -> Generator[None]:
+def observed(effects: Effects) -> AbstractContextManager[Any]:
     """Record what the operations of graphs do that are traced in this context."""
 
     def create(original: Any, graph: Any, op: str, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         _note(effects, op, inputs, graph)
         return original(graph, op, inputs, *args, **kwargs)
 
-    with wrapped({INTERNALS["create_op"]: create}):
-        yield
+    return wrapped({INTERNALS["create_op"]: create})
 
 
 @contextmanager

@@ -8,7 +8,7 @@ BatchNormalization or LayerNormalization would be wrong.
 """
 
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from inspect import getmro
 from types import FunctionType
@@ -45,7 +45,6 @@ INTERNALS: dict[str, Internal] = {
         "patched: second derivatives of the variance, see https://github.com/tensorflow/tensorflow/"
         "pull/19609",
         ("(x, axes, keepdims)",),
-        need="feature",
         lost="second derivatives through BatchNormalization and LayerNormalization, as of gradient "
         "penalties, are wrong",
     ),
@@ -62,7 +61,6 @@ INTERNALS: dict[str, Internal] = {
         _of_keras("core"),
         "changed by `wide_floats`: TensorFlow converts Python's floats to float32",
         members=("tf",),
-        need="feature",
         lost='precision="float64" cannot be used',
     ),
     "FuncGraph": Internal(
@@ -81,14 +79,12 @@ INTERNALS: dict[str, Internal] = {
         ("keras.src.backend.tensorflow.random:shuffle",),
         "patched on several processes: they cannot shuffle a batch that they divide",
         ("(x, axis=0, seed=None)",),
-        need="feature",
         lost=_SEVERAL,
     ),
     "get_seed": Internal(
         ("tensorflow.python.framework.random_seed:get_seed",),
         "patched in steps: TensorFlow's own seeds count the operations that came before",
         ("(op_seed)",),
-        need="feature",
         lost=_CONTINUED,
     ),
     "create_op": Internal(
@@ -101,34 +97,29 @@ INTERNALS: dict[str, Internal] = {
             "(self, op_type, inputs, dtypes=None, input_types=None, name=None, attrs=None, "
             "op_def=None, compute_device=True)",
         ),
-        need="feature",
         lost=_UNSEEN,
     ),
     "execute": Internal(
         ("tensorflow.python.pywrap_tfe:TFE_Py_FastPathExecute",),
         "patched in steps: as `create_op`; in dry runs, operations that act do not run",
-        need="feature",
         lost=_UNSEEN_EAGERLY,
     ),
     "VariableWatcher": Internal(
         ("tensorflow.python.eager.record:VariableWatcher",),
         "finds the variables of `tf` that a dry run reads; a tape would hold all its gradients",
         members=("watched_variables",),
-        need="feature",
         lost="the first step of a training needs more memory",
     ),
     "py_func_common": Internal(
         ("tensorflow.python.ops.script_ops:py_func_common",),
         "patched in dry runs: a function of NumPy is not called",
         ("(func, inp, Tout, stateful=True, name=None)",),
-        need="feature",
         lost="functions that tf.numpy_function calls run once more while a step is built",
     ),
     "assign": Internal(
         ("keras:Variable.assign",),
         "patched on several processes: the changes of assigned variables are combined",
         ("(self, value)",),
-        need="feature",
         lost=_SEVERAL,
     ),
     "eager_context": Internal(
@@ -136,7 +127,6 @@ INTERNALS: dict[str, Internal] = {
         "forms the cluster of several processes; the strategy that does it too starts a service "
         "that ends the process when another one fails, without a Python exception",
         ("()",),
-        need="feature",
         lost=_SEVERAL,
     ),
 }
@@ -202,8 +192,7 @@ def is_op_determinism_enabled() -> bool:
     return False
 
 
-@contextmanager
-def true_moments() -> Generator[None]:
+def true_moments() -> AbstractContextManager[Any]:
     """Make Keras compute a variance whose gradient can be differentiated again."""
 
     def moments(x: Any, axes: Any, keepdims: bool) -> tuple[Any, Any]:
@@ -211,8 +200,7 @@ def true_moments() -> Generator[None]:
         variance = tf.reduce_mean(tf.square(x - mean), axes, keepdims=keepdims)
         return (mean if keepdims else tf.squeeze(mean, axes)), variance
 
-    with INTERNALS["moments"].replaced(moments):
-        yield
+    return INTERNALS["moments"].replaced(moments)
 
 
 @contextmanager
@@ -335,13 +323,11 @@ def _is_of_framework(function: Any) -> bool:
     return isinstance(function, FunctionType) and package in ("tensorflow", "keras")
 
 
-@contextmanager
-def traced_again() -> Generator[None]:
+def traced_again() -> AbstractContextManager[Any]:
     """Make each `tf.function` of the user a part of the step in this context, as it is in eager.
 
     TensorFlow would use its first trace: of a dry run, which has no gradients; of a step with
     another number, other rows or other kernels. A new trace of its own could only take and return
     tensors.
     """
-    with wrapped({INTERNALS["call_function"]: _call_again}):
-        yield
+    return wrapped({INTERNALS["call_function"]: _call_again})

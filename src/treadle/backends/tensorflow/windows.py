@@ -1,7 +1,7 @@
 """Windows on TensorFlow: a step is traced once, and a window is a graph loop over it."""
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -96,11 +96,13 @@ class TensorFlowExecutor:
         none, one = _number(0), _number(1)
         try:
             if self._by_step(window):
-                self._undone(lambda: function(*self._inputs(window, length), one, none))
+                with undone(self._program):
+                    function(*self._inputs(window, length), one, none)
             elif self.plan.fused:
                 function(*self._inputs(window, length), none, none)
             elif self.plan.compiler == XLA:
-                self._undone(lambda: function(*_one(window, 0), none))
+                with undone(self._program):
+                    function(*_one(window, 0), none)
         except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
             if self.plan.compiler != XLA:
                 raise
@@ -142,15 +144,6 @@ class TensorFlowExecutor:
         for i in range(window.count):
             outputs.append(function(*_one(window, i), tf.constant(first_step + i)))
         return [np.stack([x.numpy() for x in column]) for column in zip(*outputs, strict=True)]
-
-    def _undone(self, run: Callable[[], Any]) -> None:
-        variables = [getattr(v, "_value", v) for v in self._program.variables]
-        kept = [tf.identity(variable) for variable in variables]
-        try:
-            run()
-        finally:
-            for variable, value in zip(variables, kept, strict=True):
-                variable.assign(value)
 
     def _key(self, window: Window, length: int | None) -> Any:
         return self.plan.compiler, self.plan.fused, length, window.rows is not None
@@ -318,6 +311,18 @@ def _concrete(function: Any, xla: bool, arrays: Any, chosen: Any, numbers: int) 
         return concrete._call_flat([*arrays, chosen, *numbers], captured)
 
     return call
+
+
+@contextmanager
+def undone(program: Program) -> Generator[None]:
+    """Restore every variable of a program afterwards."""
+    variables = [getattr(v, "_value", v) for v in program.variables]
+    kept = [tf.identity(variable) for variable in variables]
+    try:
+        yield
+    finally:
+        for variable, value in zip(variables, kept, strict=True):
+            variable.assign(value)
 
 
 def device() -> str:

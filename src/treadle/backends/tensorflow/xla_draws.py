@@ -10,8 +10,7 @@ draws that XLA converts differently are not compiled by it.
 """
 
 import math
-from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import tensorflow as tf
@@ -50,15 +49,13 @@ def other_numbers() -> set[str]:
     )
 
 
-@contextmanager
-def like_kernels() -> Generator[None]:
+def like_kernels() -> AbstractContextManager[Any]:
     """Trace random operations in this context with the kernels' conversion.
 
     The algorithm is also fixed to Philox. Otherwise TensorFlow selects it at run time, for which
     XLA compiles all algorithms: 28 times as slow.
     """
-    with replaced(_REPLACEMENTS):
-        yield
+    return replaced(_REPLACEMENTS)
 
 
 def _key_and_counter(original: Any, seed: Any) -> Any:

@@ -1,31 +1,26 @@
 """Branches and loops on PyTorch: those of Python, unless a tape records them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ...core.keras_internals import stateless_scope
 from ..base import Step
-from ..types import Tensor
+from ..types import Branch, Condition, IndexedBody, LoopBody, Tensor
 from .capture.recording import current
 
 
 class TorchControlFlow:
     """The branches and loops of a step."""
 
-    def cond(
-        self,
-        predicate: Tensor,
-        then: Callable[[], list[Tensor]],
-        otherwise: Callable[[], list[Tensor]],
-    ) -> list[Tensor]:
+    def cond(self, predicate: Tensor, then: Branch, otherwise: Branch) -> list[Tensor]:
         """Run the branch that the predicate selects, or record both branches."""
         if tape := current():
             return tape.cond(predicate, then, otherwise)
         return then() if bool(predicate) else otherwise()
 
-    def switch(self, index: Tensor, branches: Sequence[Callable[[], list[Tensor]]]) -> list[Tensor]:
+    def switch(self, index: Tensor, branches: Sequence[Branch]) -> list[Tensor]:
         """Run the branch that the index selects, or record all of them, as halves of halves."""
         if len(branches) == 1:
             return branches[0]()
@@ -64,11 +59,7 @@ class TorchControlFlow:
         return carry, [torch.stack(column) for column in columns]
 
     def while_loop(
-        self,
-        condition: Callable[[list[Tensor]], Tensor],
-        body: Callable[[list[Tensor]], list[Tensor]],
-        values: list[Tensor],
-        maximum: int | None,
+        self, condition: Condition, body: LoopBody, values: list[Tensor], maximum: int | None
     ) -> list[Tensor]:
         """Run a Python loop; a step whose condition depends on values is not captured."""
         number = 0
@@ -77,11 +68,7 @@ class TorchControlFlow:
         return values
 
     def fori_loop(
-        self,
-        lower: Any,
-        upper: Any,
-        body: Callable[[Tensor, list[Tensor]], list[Tensor]],
-        values: list[Tensor],
+        self, lower: Any, upper: Any, body: IndexedBody, values: list[Tensor]
     ) -> list[Tensor]:
         """Run a Python loop; a step whose number of iterations is a tensor is not captured."""
         for i in range(int(lower), int(upper)):

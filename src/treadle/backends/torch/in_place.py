@@ -8,7 +8,7 @@ memory that the backward pass needs.
 import inspect
 import operator
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -43,8 +43,7 @@ def _not_in_keras(original: Any, operate: Any) -> Callable[[Any, Any], Any]:
     return changed
 
 
-@contextmanager
-def whole_assignments() -> Generator[None]:
+def whole_assignments() -> AbstractContextManager[Any]:
     """Let layers of mixed precision assign their variables, and not a copy in the lower precision.
 
     Without it, a stateful RNN layer keeps no state in mixed precision.
@@ -58,8 +57,7 @@ def whole_assignments() -> Generator[None]:
         with torch.no_grad():
             self._value.copy_(value)
 
-    with INTERNALS["direct_assign"].replaced(in_this_thread(assign, original)):
-        yield
+    return INTERNALS["direct_assign"].replaced(in_this_thread(assign, original))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ values, which no operator shows; they are patched while a step is recorded (`cap
 
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from inspect import signature
 from types import SimpleNamespace
@@ -30,7 +30,7 @@ INTERNALS: dict[str, Internal] = {
         ("keras.src.backend.torch.random:torch_seed_generator",),
         "patched while recording: it reads the state of a seed generator",
         ("(seed)",),
-        need="speed",
+        loses="speed",
         lost=_EAGER.format("draw random numbers"),
     ),
     **{
@@ -38,7 +38,7 @@ INTERNALS: dict[str, Internal] = {
             (f"keras.src.backend.torch.random:{name}",),
             "patched while recording: it reads the state of a seed generator",
             (parameters,),
-            need="speed",
+            loses="speed",
             lost=_EAGER.format(f"draw from keras.random.{name}"),
         )
         for name, parameters in {
@@ -57,14 +57,14 @@ INTERNALS: dict[str, Internal] = {
         ("keras.src.backend.torch.optimizers.torch_nadam:core",),
         "patched while recording: Nadam divides by NumPy numbers",
         members=("convert_to_numpy",),
-        need="speed",
+        loses="speed",
         lost=_EAGER.format("use Nadam"),
     ),
     "adam_update": Internal(
         ("keras.src.backend.torch.optimizers.torch_adam:Adam._parallel_update_step",),
         "patched in steps: it allocates several times the bytes of all variables that it updates",
         ("(self, grads, variables, learning_rate)",),
-        need="comfort",
+        loses="comfort",
         lost="updates of Adam and AdamW need several times the memory of the weights",
     ),
     "direct_assign": Internal(
@@ -76,7 +76,7 @@ INTERNALS: dict[str, Internal] = {
     "lstm": Internal(
         ("keras.src.backend:rnn.lstm", "keras.src.backend:lstm"),
         "patched in steps: on a CPU it calls 14 operators for each element of a sequence",
-        need="speed",
+        loses="speed",
         lost="LSTM layers run cell by cell on a CPU",
     ),
     "value": Internal(
@@ -103,19 +103,19 @@ INTERNALS: dict[str, Internal] = {
             "(gm, example_inputs, *, dynamic_shapes='from_graph', options=None, aot=False, "
             "donate_graph_module=False, fake_mode=None)",
         ),
-        need="speed",
+        loses="speed",
         lost="steps are captured and not compiled",
     ),
     "FakeTensorMode": Internal(
         ("torch._subclasses.fake_tensor:FakeTensorMode",),
         "describes the inputs of a compiled step without memory for them",
-        need="speed",
+        loses="speed",
         lost="steps are captured and not compiled",
     ),
     "ShapeEnv": Internal(
         ("torch.fx.experimental.symbolic_shapes:ShapeEnv",),
         "which the mode needs, although all shapes are fixed",
-        need="speed",
+        loses="speed",
         lost="steps are captured and not compiled",
     ),
     "C": Internal(
@@ -198,8 +198,7 @@ def capturable_keras(call: Call) -> Generator[None]:
         yield
 
 
-@contextmanager
-def updates_in_parts() -> Generator[None]:
+def updates_in_parts() -> AbstractContextManager[Any]:
     """Let Adam and AdamW update large variables one after the other, with the same results.
 
     Updating all at once needs up to four times the memory of the weights.
@@ -210,8 +209,7 @@ def updates_in_parts() -> Generator[None]:
         for part in _parts([variable.value for variable in variables]):
             original(self, grads[part], variables[part], learning_rate)
 
-    with INTERNALS["adam_update"].replaced(update):
-        yield
+    return INTERNALS["adam_update"].replaced(update)
 
 
 def _parts(tensors: Sequence[Any]) -> list[slice]:

@@ -20,6 +20,7 @@ from ...backends.program import Program
 from ...backends.tensorflow.backend import around, executor
 from ...backends.tensorflow.operations import replaced
 from ...backends.tensorflow.patches import INTERNALS, FuncGraph
+from ...backends.tensorflow.windows import undone
 from ...backends.types import Tensor, Variable
 from ...core.internals import wrapped
 from ...core.options import Options
@@ -43,12 +44,7 @@ tf.no_gradient("CollectiveReduceV2")  # `differentiable` gives the gradient
 
 
 class TensorFlowGroup(DividedBackend):
-    """The backend for Keras on TensorFlow on several processes.
-
-    Args:
-        own: The backend of one process.
-        group: The processes.
-    """
+    """The backend for Keras on TensorFlow on several processes."""
 
     def __init__(self, own: Backend, group: ProcessGroup) -> None:
         super().__init__(own, group)
@@ -160,16 +156,9 @@ class TensorFlowGroup(DividedBackend):
         with wrapped(functions, required=True), replaced(DRAWS, required=True):
             yield
 
-    @contextmanager
-    def undone(self, program: Program) -> Generator[None]:
+    def undone(self, program: Program) -> AbstractContextManager[Any]:
         """Restore every variable of a program afterwards."""
-        variables = [getattr(v, "_value", v) for v in program.variables]
-        kept = [tf.identity(variable) for variable in variables]
-        try:
-            yield
-        finally:
-            for variable, value in zip(variables, kept, strict=True):
-                variable.assign(value)
+        return undone(program)
 
     def watched(self, variables: Iterable[Variable]) -> Callable[[Variable], bool]:
         """Return a function that knows which variables were assigned in `patched`."""

@@ -113,11 +113,14 @@ class GraphReplay:
         self._static = list(inputs)
         for i in self._copied:
             x = inputs[i]
-            self._static[i] = torch.empty_strided(
-                x.shape, x.stride(), dtype=x.dtype, device=x.device
-            )
+            self._static[i] = like(x)
             _distinct(self._static[i]).copy_(_distinct(x))
         self._graph, self._outputs = captured_on_device(self._function, self._static)
+
+
+def like(x: Any) -> Any:
+    """Return a tensor of the same form, not filled."""
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
 
 
 def check_devices(tensors: Sequence[Any]) -> None:

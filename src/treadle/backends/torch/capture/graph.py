@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .nodes import Node, Ref, aten, inputs_of
+from .nodes import Node, Ref, aten, inputs_of, mapped
 from .tape import Tape
 
 # These change their statistics in place, which only the schema of the other operator declares.
@@ -100,10 +100,4 @@ class _Maker:
         return self._graph.call_function(function, tuple(args), kwargs)
 
     def _filled(self, tree: Any) -> Any:
-        if isinstance(tree, Ref):
-            return self._values[tree]
-        if isinstance(tree, (list, tuple)):
-            return type(tree)(self._filled(x) for x in tree)
-        if isinstance(tree, dict):
-            return {key: self._filled(x) for key, x in tree.items()}
-        return tree
+        return mapped(self._values.__getitem__, tree, Ref)

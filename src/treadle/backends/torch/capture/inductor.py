@@ -5,14 +5,14 @@ compiler keeps its programs in a cache directory of its own (`TORCHINDUCTOR_CACH
 a second process reads them.
 """
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from ....core.tracebacks import in_one_line
 from ...plans import RefusedError
 from ..patches import INTERNALS
-from .cuda_graph import GraphReplay, check_devices
+from .cuda_graph import GraphReplay, check_devices, like
 from .graph import graph_of
 from .nodes import Block, Node, Ref, inputs_of
 from .split import Part, split, written
@@ -82,7 +82,7 @@ def _compiled(tape: Tape, part: Part, wanted: set[Ref], graphs: list[GraphReplay
         module, inputs, outputs = graph_of(tape, part.nodes, wanted)
         mode = mode_of(shape_env=shapes(), allow_non_fake_inputs=True)
         with mode:
-            examples = [_empty(tape.objects[ref.index]) for ref in inputs]
+            examples = [like(tape.objects[ref.index]) for ref in inputs]
         with repeatable(), torch.no_grad():
             function = compile_module(
                 module,
@@ -107,11 +107,6 @@ def _compiled(tape: Tape, part: Part, wanted: set[Ref], graphs: list[GraphReplay
             function.give_up(str(refused))
         graphs.append(function)
     return Node(function, tuple(inputs), {}, outputs, "")
-
-
-def _empty(x: Any) -> Any:
-    """Return a tensor of the same form, in the compiler's mode without memory."""
-    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
 
 
 def _why(error: Exception, part: Part) -> str:

@@ -1,6 +1,6 @@
 """The nodes of a tape: operations, and branches and loops over blocks of them."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final
@@ -145,17 +145,26 @@ def refs_in(tree: Any) -> Iterator[Ref]:
             yield from refs_in(part)
 
 
+def mapped(function: Callable[[Any], Any], tree: Any, kinds: Any) -> Any:
+    """Return a structure with what is of these types replaced by what a function returns."""
+    if isinstance(tree, kinds):
+        return function(tree)
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(mapped(function, x, kinds) for x in tree)
+    if isinstance(tree, dict):
+        return {key: mapped(function, x, kinds) for key, x in tree.items()}
+    return tree
+
+
 def replaced(tree: Any, names: Mapping[Ref, Ref]) -> Any:
     """Return a structure with its `Ref`s replaced by those in `names`."""
-    if isinstance(tree, Ref):
-        while tree in names:
-            tree = names[tree]
-        return tree
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(replaced(x, names) for x in tree)
-    if isinstance(tree, dict):
-        return {key: replaced(x, names) for key, x in tree.items()}
-    return tree
+
+    def last(ref: Ref) -> Ref:
+        while ref in names:
+            ref = names[ref]
+        return ref
+
+    return mapped(last, tree, Ref)
 
 
 def renamed(node: Node, names: Mapping[Ref, Ref]) -> Node:

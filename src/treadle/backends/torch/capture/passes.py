@@ -86,15 +86,13 @@ def _without_the_same(tape: Tape, block: Block, names: Names) -> Block:
     kept: list[Node] = []
     for node in block.nodes:
         blocks = tuple(_without_the_same(tape, inner, names) for inner in node.blocks)
-        if node.function in _SAME and not _turns(tape, node):
+        if node.function in _SAME and tape.turned.isdisjoint(
+            {node.outputs.index, node.args[0].index}
+        ):
             names[node.outputs] = replaced(node.args[0], names)
         elif not _becomes_constant(tape, node):
             kept.append(renamed(replace(node, blocks=blocks), names))
     return Block(kept, replaced(block.results, names), block.rows)
-
-
-def _turns(tape: Tape, node: Node) -> bool:
-    return not tape.turned.isdisjoint({node.outputs.index, node.args[0].index})
 
 
 def _becomes_constant(tape: Tape, node: Node) -> bool:

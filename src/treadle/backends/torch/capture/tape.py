@@ -22,7 +22,7 @@ from ....core import structures
 from ...plans import RefusedError
 from ...user_code import numpy_function, running_line
 from ..patches import C, TorchDispatchMode
-from .nodes import BATCH_NORMS, COND, EACH, Block, Kind, Node, Ref, aten
+from .nodes import BATCH_NORMS, COND, EACH, Block, Kind, Node, Ref, aten, mapped
 
 LONGEST = 20_000  # operations: Python takes seconds to compile longer functions
 
@@ -278,7 +278,9 @@ class Tape(TorchDispatchMode):
         if not fixed:
             self._check_sizes(func, kind, args)
         self._check_writes(func, kind, args, kwargs)
-        self._check_generators(func, (args, kwargs))
+        for x in _leaves((args, kwargs)):
+            if isinstance(x, torch.Generator) and _key(x) not in self._index:
+                self.refuse(f"{func} draws from a torch.Generator that is not part of the state")
         refs, named = self._refs(args), self._refs(kwargs)
         if self._alpha is not None:
             if not kind.scales:
@@ -326,11 +328,6 @@ class Tape(TorchDispatchMode):
                 if kind.turns:
                     self.turned.add(self._index[id(tensor)])
 
-    def _check_generators(self, func: Any, arguments: Any) -> None:
-        for x in _leaves(arguments):
-            if isinstance(x, torch.Generator) and _key(x) not in self._index:
-                self.refuse(f"{func} draws from a torch.Generator that is not part of the state")
-
     # References
 
     def _known(self, thing: Any, owner: Any) -> int:
@@ -354,13 +351,7 @@ class Tape(TorchDispatchMode):
         return Ref(index)
 
     def _refs(self, tree: Any) -> Any:
-        if isinstance(tree, (torch.Tensor, torch.Generator)):
-            return self._ref(tree)
-        if isinstance(tree, (list, tuple)):
-            return type(tree)(self._refs(x) for x in tree)
-        if isinstance(tree, dict):
-            return {key: self._refs(x) for key, x in tree.items()}
-        return tree
+        return mapped(self._ref, tree, (torch.Tensor, torch.Generator))
 
     def _made(self, tree: Any) -> Any:
         """Return references of returned values; values changed in place keep theirs."""
