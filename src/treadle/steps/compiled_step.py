@@ -129,9 +129,7 @@ class CompiledStep:
         made = self._programs[window.form]
         if not self.rare_steps(window):
             return made
-        if made.as_python is None:
-            made.as_python = self._builder.executor(made.program, eager=True)
-        return replace(made, executor=made.as_python)
+        return replace(made, executor=self._builder.executor(made.program, eager=True))
 
     def changes(self, window: Window) -> tuple[Sequence[str], Sequence[str]]:
         """Return what the step may change for batches of this form, which must be compiled.

@@ -52,7 +52,6 @@ class FormProgram:
         executor: The backend's executor that runs the program.
         chosen: Whether the executor's plan is chosen already.
         measured: The same step with statistics of its layers; None before the first measurement.
-        as_python: The executor that runs the program as Python, if its form is rare so far.
     """
 
     spec: StepSpec
@@ -60,7 +59,6 @@ class FormProgram:
     executor: Executor
     chosen: bool = False
     measured: MeasuredProgram | None = None
-    as_python: Executor | None = None
 
 
 class ProgramBuilder:
