@@ -65,10 +65,8 @@ def train(how: str, lengths: int, times: int) -> None:
 
     rng = np.random.default_rng(0)
     order = rng.permutation(np.repeat(np.arange(10, 10 + lengths), times))
-    batches = [
-        (rng.integers(0, WORDS, (ROWS, n)).astype("int32"), rng.integers(0, 2, ROWS).astype("int32"))
-        for n in order
-    ]
+    words = [rng.integers(0, WORDS, (ROWS, n)).astype("int32") for n in order]
+    batches = [(x, rng.integers(0, 2, ROWS).astype("int32")) for x in words]
     model, loss = _model(), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     optimizer = keras.optimizers.Adam()
     optimizer.build(model.trainable_variables)
