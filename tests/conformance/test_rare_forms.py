@@ -197,6 +197,19 @@ def test_options_of_a_resumed_run_decide(tmp_path: Path) -> None:
     assert compiled_forms(found) == 5
 
 
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="loops are slow as Python on TensorFlow")
+def test_steps_with_loops_are_compiled_at_once() -> None:
+    class Loops(Sentences):
+        def __init__(self) -> None:
+            super().__init__()
+            self.recurrent = keras.layers.SimpleRNN(4)
+
+        def outputs(self, x: Any) -> Any:
+            return self.head(self.recurrent(self.embedding(x)))
+
+    assert fitted([4, 5, 6], Loops()).costs.programs == 3
+
+
 def test_the_forms_that_are_counted_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rare_forms, "MOST", 2)
     forms = RareForms(compiled=["a", "b"])

@@ -18,6 +18,7 @@ class Facts:
         convolves: Whether it contains convolutions or their gradients.
         large: Whether its variables have so many bytes that memory matters more than calls.
         refusal: Why a compiler is missing, as a clause; empty if none is.
+        loops: Whether it has loops that are slow as Python, so that no form of batch runs so first.
     """
 
     device: str
@@ -25,6 +26,7 @@ class Facts:
     convolves: bool = False
     large: bool = False
     refusal: str = ""
+    loops: bool = False
 
     def without(self, compiler: str, refusal: str) -> "Facts":
         """Return these facts without a compiler that does not support the step."""

@@ -382,10 +382,11 @@ class CompiledStep:
             made = self._programs[window.form]
         if self.rare_steps(window):
             return False
-        started, new = time.monotonic(), not made.chosen
+        started, new, loops = time.monotonic(), not made.chosen, False
         if new:
             made.program.number = sum(other.chosen for other in self._programs.values())
-            self._builder.choose_plan(made, window, self.state, some=self.plan is not None)
+            some = self.plan is not None
+            loops = self._builder.choose_plan(made, window, self.state, some)
             made.chosen = True
             # If a Python value changes later, the step is compiled as in the run that was resumed.
             self._builder.recorded.pop(text_of(made.spec.form), None)
@@ -397,7 +398,8 @@ class CompiledStep:
             self.compile_seconds += time.monotonic() - started
             self.plan = summary(self.plan, made.executor.plan)
         if self._rare_forms is not None:
-            self._rare_forms.compile(name_of(made.spec.form), made.executor.plan.compiler)
+            compiler = "" if loops else made.executor.plan.compiler
+            self._rare_forms.compile(name_of(made.spec.form), compiler)
         return new
 
     def raise_violations(self, messages: Sequence[str]) -> None:

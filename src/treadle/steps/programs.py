@@ -110,8 +110,8 @@ class ProgramBuilder:
             options = replace(options, compiler=compiler)
         return active().executor(program, options)
 
-    def choose_plan(self, made: FormProgram, window: Window, state: State, some: bool) -> None:
-        """Choose a plan for batches of one form and compile.
+    def choose_plan(self, made: FormProgram, window: Window, state: State, some: bool) -> bool:
+        """Choose a plan for batches of one form and compile; return whether the step has loops.
 
         Args:
             made: The program, whose executor may be replaced.
@@ -128,7 +128,7 @@ class ProgramBuilder:
             make = partial(self.executor, made.program)
             made.executor = fastest(make, made.executor, window, state)
             self._measured = made.executor.plan
-            return
+            return False
         facts = made.executor.facts(window)
         if measured is not None and not measured.compiler:
             made.executor = self.executor(made.program, eager=True)
@@ -139,7 +139,7 @@ class ProgramBuilder:
             made.executor.plan = plan
             try:
                 made.executor.compile(window)
-                return
+                return facts.loops
             except RefusedError as refusal:
                 if self._options.jit:
                     raise StepError(f"{self._name} cannot be compiled: {refusal}") from refusal

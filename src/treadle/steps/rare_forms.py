@@ -28,7 +28,8 @@ class RareForms:
     """How often forms of batch came that are not compiled.
 
     Attributes:
-        compiler: The compiler of the newest compiled form; empty before there are `AT_ONCE`.
+        compiler: The compiler of the newest compiled form; empty before there are `AT_ONCE`, or if
+            the step has loops that are slow as Python.
         compiled: The names of the forms that are compiled, in order.
         counts: The steps of each other form, by its name, the newest last.
 

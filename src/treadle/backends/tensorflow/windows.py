@@ -25,6 +25,7 @@ from .xla_draws import like_kernels, other_numbers
 
 GRAPH = "graph"
 CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2d")
+LOOPS = {"While", "StatelessWhile"}
 CHECKS = {"Assert", "CheckNumerics", "CheckNumericsV2", "PrintV2", "Print"}
 
 placed: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
@@ -68,7 +69,8 @@ class TensorFlowExecutor:
         """Trace the step, and return the facts about its operations."""
         step = self._step(window)
         found = step.operations()
-        facts = Facts(device(), (XLA, GRAPH), convolves=step.convolves)
+        loops = bool(found & LOOPS)
+        facts = Facts(device(), (XLA, GRAPH), convolves=step.convolves, loops=loops)
         if self._refusal:
             return facts.without(XLA, self._refusal)
         checks = sorted(found & CHECKS)
