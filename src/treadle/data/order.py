@@ -7,7 +7,7 @@ Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002, LNCS 22
 130, https://doi.org/10.1007/3-540-45760-7_9. It is not meant to be cryptographically secure.
 """
 
-from collections.abc import Callable, Sequence
+from functools import lru_cache
 from math import isqrt
 from typing import Any, Final
 
@@ -48,21 +48,19 @@ def hashed(*numbers: int) -> int:
         >>> hashed(0, 1) == hashed(1, 0)
         False
     """
-    *first, last = numbers
-    return hashed_after(len(numbers), first)(last)
+    state = _state(len(numbers), *numbers[:-2])
+    for number in numbers[-2:]:
+        state = mixed((state ^ mixed(number + GOLDEN & MASK)) + GOLDEN & MASK)
+    return state
 
 
-def hashed_after(count: int, first: Sequence[int]) -> Callable[[int], int]:
-    """Return the hash of `count` numbers as a function of the last one, given the ones before it.
-
-    Example:
-        >>> hashed_after(3, [5, 6])(7) == hashed(5, 6, 7)
-        True
-    """
+@lru_cache(maxsize=64)  # the first numbers, such as seed and epoch, are the same in many hashes
+def _state(count: int, *first: int) -> int:
+    """Return the state of the hash of `count` numbers after the first ones."""
     state = mixed(count + GOLDEN & MASK)
     for number in first:
         state = mixed((state ^ mixed(number + GOLDEN & MASK)) + GOLDEN & MASK)
-    return lambda last: mixed((state ^ mixed(last + GOLDEN & MASK)) + GOLDEN & MASK)
+    return state
 
 
 class Permutation:

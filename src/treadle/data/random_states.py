@@ -12,12 +12,12 @@ import random
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
 
-from .order import hashed, hashed_after
+from .order import hashed
 
 PURPOSE = 2
 """Distinguishes these hashes from those in `functions`, which hash as many numbers."""
@@ -70,13 +70,7 @@ def stream() -> int | None:
         return None
     *batch, calls = _drawn
     _drawn[-1] = calls + 1
-    return _stream_of(*batch)(calls + 1) >> 33
-
-
-@lru_cache(maxsize=4)
-def _stream_of(seed: int, epoch: int, batch: int) -> Callable[[int], int]:
-    """Return the hash of the number of a call in a batch; a function may make hundreds of calls."""
-    return hashed_after(5, [PURPOSE, seed, epoch, batch])
+    return hashed(PURPOSE, *batch, calls + 1) >> 33
 
 
 def _torch() -> Any:
