@@ -95,7 +95,7 @@ class TensorFlowExecutor:
         step = self._step(window)
         make = self._window_function if self.plan.fused else self._single_function
         function = make(step, window.rows is not None, length)
-        none, one = _number(0), _number(1)
+        none, one = _constant(0), _constant(1)
         try:
             if self._by_step(window):
                 with undone(self._program):
@@ -136,7 +136,7 @@ class TensorFlowExecutor:
             if not self.plan.fused:
                 return step.fetched(self._run_singly(function, window, first_step))
             count, (arrays, chosen) = window.count, self._inputs(window, length)
-            results = function(arrays, chosen, _number(count), tf.constant(first_step))
+            results = function(arrays, chosen, _constant(count), tf.constant(first_step))
             return step.fetched([x.numpy()[:count] for x in results])
 
         return start(run, background=background)
@@ -182,7 +182,7 @@ class TensorFlowExecutor:
         held = window.batches
         if length is not None:
             held = structures.mapped(lambda x: padded(x, length), held)
-        return structures.flatten(tensors(held)), tf.zeros([0], tf.int64)
+        return structures.flatten(tensors(held)), _constant((), tf.int64)
 
     def _length(self, window: Window) -> int | None:
         """Return the static number of results that XLA needs; None if it is dynamic."""
@@ -346,7 +346,7 @@ def tensors(batch: Any) -> Any:
         array = np.asarray(x)
         if array.dtype in CONVERTED:
             array = array.astype(keras.config.floatx())
-        return tf.convert_to_tensor(array)
+        return tf.constant(array)  # as `convert_to_tensor`, with half the calls of Python
 
     return structures.mapped(tensor, batch)
 
@@ -357,10 +357,10 @@ def array(tensor: Any) -> Any:
 
 
 @cache
-def _number(number: int) -> Any:
-    """Return a number as a tensor, which is kept: to make one takes 15 calls of Python."""
+def _constant(value: Any, dtype: Any = None) -> Any:
+    """Return a constant as a tensor, which is kept: to make one takes 15 calls of Python."""
     with tf.init_scope():
-        return tf.constant(number)
+        return tf.constant(value, dtype)
 
 
 def _on_device(rows: Rows) -> list[Any]:
@@ -372,7 +372,7 @@ def _on_device(rows: Rows) -> list[Any]:
 def _one(window: Window, index: int) -> tuple[list[Any], Any]:
     """Return the tensors to take one batch from, and its row indices."""
     if window.rows is None:
-        return structures.flatten(tensors(window.batch(index))), tf.zeros([0], tf.int64)
+        return structures.flatten(tensors(window.batch(index))), _constant((), tf.int64)
     return _on_device(window.rows), tf.constant(window.rows.indices[index])
 
 
