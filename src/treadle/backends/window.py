@@ -258,7 +258,7 @@ def form_of(batch: Any) -> Hashable:
         >>> form_of(full) == form_of({"x": np.ones(8)}), form_of(full) == form_of(short)
         (True, False)
     """
-    return _form(batch, lambda x: x.shape)
+    return structures.form(batch, lambda x: (x.dtype, x.shape) if hasattr(x, "dtype") else type(x))
 
 
 def _form(structure: Any, shape: Callable[[Any], tuple[int, ...]]) -> Hashable:

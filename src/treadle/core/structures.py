@@ -168,7 +168,11 @@ def form(structure: Any, of_leaf: Callable[[Any], Any]) -> Any:
     kind = _kind(type(structure))
     if kind is None:
         return None if structure is None else of_leaf(structure)
-    parts = [form(part, of_leaf) for part in kind.parts(structure)]
+    # Leaves without a call of this function: each step calls it.
+    parts = [
+        form(part, of_leaf) if part is None or _kind(type(part)) is not None else of_leaf(part)
+        for part in kind.parts(structure)
+    ]
     return type(structure), *zip(kind.keys(structure), parts, strict=True)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..backends.window import Window, examples_of
-from ..core.structures import Path, mapped, pack, part_at, text_of, with_paths
+from ..core.structures import Path, flatten, mapped, pack, part_at, text_of, with_paths
 from ..errors import DataError
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -37,7 +37,8 @@ def refuse_lists(structure: Any) -> None:
     Raises:
         DataError: If the batch contains a list of numbers.
     """
-    for path, leaf in with_paths(structure):
+    numbers = any(type(leaf) in NUMBERS for leaf in flatten(structure))  # faster than all paths
+    for path, leaf in with_paths(structure) if numbers else ():
         if path and type(leaf) in NUMBERS:
             holders = [part_at(structure, path[:i]) for i in range(len(path))]
             if isinstance(holders[-1], list) and all(type(x) in NUMBERS for x in holders[-1]):
@@ -52,7 +53,11 @@ def refuse_lists(structure: Any) -> None:
 
 def as_arrays(structure: Any) -> Any:
     """Return a batch with its leaves as NumPy arrays, as `as_array` converts them."""
-    return pack(structure, [as_array(path, leaf) for path, leaf in with_paths(structure)])
+    leaves = flatten(structure)
+    own = [type(x) is np.ndarray and x.dtype.isnative and x.dtype.kind in "biufc" for x in leaves]
+    if not all(own):  # most batches need no conversion, and no path for a message
+        leaves = [as_array(path, leaf) for path, leaf in with_paths(structure)]
+    return pack(structure, leaves)
 
 
 def as_array(path: Path, leaf: Any) -> Array:

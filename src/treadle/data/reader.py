@@ -210,7 +210,9 @@ class BatchReader(CountingReader):
             if following is not None:
                 self._waiting.appendleft(following)
         stacked = structures.pack(batch.structure, [stack[:count] for stack in stacks])
-        return window_of(stacked, count)
+        window = window_of(stacked, count)
+        window.form = batch.form
+        return window
 
     def finish(self) -> None:
         """End the epoch here, if the iterator must know of its end, although batches may follow."""

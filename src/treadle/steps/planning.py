@@ -180,8 +180,8 @@ class Pace:
         if self._fixed:
             return
         share = window.count * WINDOW_SECONDS / max(seconds, 1e-9)
-        if window.stacked_bytes:
-            share = min(share, window.count * STREAMED_BYTES / window.stacked_bytes)
+        if nbytes := window.stacked_bytes:
+            share = min(share, window.count * STREAMED_BYTES / nbytes)
             # Programs have fixed lengths: choose one that is filled without padding.
             share = max((size for size in CAPACITIES if size <= share < largest), default=share)
         self.size = max(1, min(largest, int(share), 4 * self.size))
