@@ -1,7 +1,7 @@
 """Counts what the library consists of and what a run calls: `scripts/size [BACKEND…]`.
 
 Counts of the source text need no backend. Those of a run train a small network, and count functions
-of Treadle that are called in the main thread, and the files that they are in.
+of Treadle that are called in the main thread, the files that they are in, and the calls.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import tokenize
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,8 @@ LEAST = {"docstring lines for each line of code": 0.33}
 LIMITS_OF_RUNS = {
     "functions of a steady window": {"jax": 123, "torch": 114, "tensorflow": 100},
     "files of a steady window": {"jax": 32, "torch": 33, "tensorflow": 30},
+    "calls in loop.step()": {"jax": 202, "torch": 202, "tensorflow": 193},
+    "calls in loop.call()": {"jax": 45, "torch": 48, "tensorflow": 46},
     "functions of loop.save()": {"jax": 215, "torch": 205, "tensorflow": 204},
     "functions of resuming until the first window": {
         "jax": 1165,
@@ -183,6 +186,14 @@ def of_run() -> dict[str, float]:
                 loop.stop("it was counted")
 
         resumed = called(resume)
+        with loop_in(f"{folder}/steps") as loop:
+            steady = [  # in turns, because a call reads the state of the step before it
+                (
+                    called(lambda: loop.step((x, x))).total(),
+                    called(lambda: loop.call(loop.task.model, x)).total(),
+                )
+                for _ in range(20)  # PyTorch captures a function that was called 16 times
+            ]
     attributes: dict[type, set[str]] = {}
     for item in kept:
         if names := _attributes(item):
@@ -190,6 +201,8 @@ def of_run() -> dict[str, float]:
     return {
         "functions of a steady window": len(window),
         "files of a steady window": len({file for file, _, _ in window}),
+        "calls in loop.step()": min(step for step, _ in steady),
+        "calls in loop.call()": min(call for _, call in steady),
         "functions of loop.save()": len(saved),
         "functions of resuming until the first window": len(resumed),
         "classes reachable from Loop that outlive a window": len(attributes),
@@ -197,14 +210,14 @@ def of_run() -> dict[str, float]:
     }
 
 
-def called(function: Callable[[], Any]) -> set[tuple[str, str, int]]:
-    """Call a function; return file, name and line of each function of Treadle that it called."""
-    found: set[tuple[str, str, int]] = set()
+def called(function: Callable[[], Any]) -> Counter[tuple[str, str, int]]:
+    """Call a function; return how often it called each function of Treadle: file, name, line."""
+    found: Counter[tuple[str, str, int]] = Counter()
 
     def profile(frame: Any, event: str, argument: Any) -> None:
         code = frame.f_code
         if event == "call" and code.co_filename.startswith(str(SOURCE)):
-            found.add((code.co_filename, code.co_qualname, code.co_firstlineno))
+            found[code.co_filename, code.co_qualname, code.co_firstlineno] += 1
 
     sys.setprofile(profile)
     try:
