@@ -51,7 +51,8 @@ def _joined(
     moved, left = set[int](), [second]
     while left:
         new = {i for i in needs[left.pop()] if i >= first} - moved
-        if first in new or not all(_is_movable(nodes[i]) for i in new):
+        functions = [nodes[i].function for i in new]
+        if first in new or not all(is_operator(f) and not Kind.of(f).random for f in functions):
             return None
         moved |= new
         left += new
@@ -70,7 +71,3 @@ def _joined(
     ]
     rest = [nodes[i] for i in range(first + 1, second) if i not in moved]
     return [*made, *rest, *nodes[second + 1 :]], len(made) - 2
-
-
-def _is_movable(node: Node) -> bool:
-    return is_operator(node.function) and not Kind.of(node.function).random
