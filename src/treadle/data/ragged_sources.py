@@ -19,7 +19,6 @@ from . import random_states
 from .collating import Collating, Example
 from .order import Integers, Permutation, hashed
 from .reader import BatchReader, BatchSource, lasting
-from .reading import Reading
 from .source import BaseSource, ReadRequest
 from .states import generators_of, keeper_of
 
@@ -134,7 +133,7 @@ class RaggedSource(BaseSource):
         length = None if request.ordered else self.length
         return BatchSource(batches, length, seed=self.seed).open(request)
 
-    def _batches(self, reading: Reading) -> Iterator[Any]:
+    def _batches(self, reading: ReadRequest) -> Iterator[Any]:
         """Yield the batches of an epoch from `reading.first`."""
         if reading.ordered:
             members = np.sort(np.concatenate([bucket.members for bucket in self.buckets]))

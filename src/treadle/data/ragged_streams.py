@@ -9,7 +9,6 @@ from typing import Any, Final
 from .collating import Collating, Example
 from .leaves import each_of
 from .reader import BatchReader, BatchSource
-from .reading import Reading
 from .source import BaseSource, Position, Reader, ReadRequest, Source, position_of, read_from
 from .states import Resumable
 
@@ -47,8 +46,8 @@ class RaggedStream(BaseSource):
         closed = self.source.closed_loop
         return BatchSource(self._batches, None, seeks=False, closed_loop=closed).open(request)
 
-    def _batches(self, reading: Reading) -> Iterator[Any]:
-        state = reading.before() if (inside := reading.state()) is None else inside
+    def _batches(self, reading: ReadRequest) -> Iterator[Any]:
+        state = reading.last_state()
         position: Position | None = None if state is None else state["part"]
         reader = read_from(self.source, reading.at(reading.epoch, 0, position))
         most = 1 if self.source.closed_loop else TAKEN_AT_ONCE

@@ -19,7 +19,7 @@ from ...core.structures import flatten, mapped
 from ...errors import DataError
 from ..iterables import forward_only
 from ..reader import BatchSource
-from ..reading import Reading
+from ..source import ReadRequest
 from ..states import Resumable, tallies_of
 from .tensorflow_parts import WHAT, reasons, runs_python, shuffles_of
 
@@ -55,9 +55,8 @@ def from_tensorflow(data: Any) -> BatchSource | None:
             "iterators": [tallies_of(shuffle)["iterators"] for shuffle, _ in shuffles],
         }
 
-    def batches(reading: Reading) -> Iterator[Any]:
-        state = reading.state()
-        state = reading.before() if state is None else state
+    def batches(reading: ReadRequest) -> Iterator[Any]:
+        state = reading.last_state()
         if state is not None:
             _make_as_many([shuffle for shuffle, _ in shuffles], state, made())
         opening = made()
