@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.data_batches import X, Y, all_batches
-from treadle.data import as_source, from_arrays, memory_maps
+from treadle.data import arrays, as_source, from_arrays
 
 
 def test_shuffled_epochs_hold_every_example_once_in_another_order():
@@ -110,7 +110,7 @@ def test_tensors_and_memory_maps_as_arrays(tmp_path):
 
 @pytest.mark.parametrize("mode", ["r", "r+", "c"])
 def test_pages_of_mapped_arrays_are_released_and_their_values_stay(tmp_path, monkeypatch, mode):
-    monkeypatch.setattr(memory_maps, "MAPPED_BYTES", 1)
+    monkeypatch.setattr(arrays, "MAPPED_BYTES", 1)
     np.save(tmp_path / "x.npy", np.arange(24.0).reshape(12, 2))
     mapped = np.load(tmp_path / "x.npy", mmap_mode=mode)
     expected = np.array(mapped)
@@ -126,7 +126,7 @@ def test_pages_of_mapped_arrays_are_released_and_their_values_stay(tmp_path, mon
 @pytest.mark.skipif(sys.platform != "linux", reason="reads resident memory from /proc")
 @pytest.mark.long
 def test_reading_a_mapped_array_holds_few_of_its_pages(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory_maps, "MAPPED_BYTES", 16 * 2**20)
+    monkeypatch.setattr(arrays, "MAPPED_BYTES", 16 * 2**20)
     rows = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.uint8, (2**15, 2**11))  # 64 MiB
     del rows
     source = from_arrays(np.load(tmp_path / "x.npy", mmap_mode="r"), batch_size=64)

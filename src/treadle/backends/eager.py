@@ -59,7 +59,6 @@ class EagerExecutor:
         to_device: A function that converts an array to a tensor.
         to_numpy: A function that converts a tensor to an array.
         device: The device that the step runs on.
-        refusal: Why the step is not compiled; empty if eager execution was requested.
     """
 
     def __init__(
@@ -69,11 +68,10 @@ class EagerExecutor:
         to_device: Callable[[Any], Tensor],
         to_numpy: Callable[[Any], Any],
         device: str = "cpu",
-        refusal: str = "",
     ) -> None:
         self._program, self._around = program, around
         self._to_device, self._to_numpy = to_device, to_numpy
-        self._facts = Facts(device, refusal=refusal)
+        self._facts = Facts(device)
         self.whole = False
         self.plan = Plan("", fused=False, largest=1)
 

@@ -95,7 +95,7 @@ class Retention:
     def _kept_at(self, folder: Folder, step: int, last: int) -> set[Name]:
         """Return the checkpoints to keep when a run is at `step`, with the `last` newest ones."""
         names = [n for n in names_in(folder) if n.step <= step and n not in self.damaged]
-        newest = newest_of_each_step(names)
+        newest = list({name.step: name for name in names}.values())  # the last one of each step
         kept = {name for name in newest if name.step == 0}
         kept |= set([name for name in newest if name.step][-last:])
         if self._every:
@@ -169,11 +169,6 @@ def names_in(folder: Folder | None) -> list[Name]:
     """Return the names of all checkpoints in a folder, in order."""
     names = (Name.parse(name) for name in (folder.names() if folder is not None else ()))
     return sorted(name for name in names if name)
-
-
-def newest_of_each_step(names: Iterable[Name]) -> list[Name]:
-    """Return the last checkpoint of each step."""
-    return list({name.step: name for name in sorted(names)}.values())
 
 
 def remove_partial(folder: Folder) -> None:

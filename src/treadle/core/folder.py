@@ -17,27 +17,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, TypeVar
 
 from ..errors import DirectoryError, TreadleError
+from . import folder_operations as operations
 from .claims import Claim, Identity, identity_of
-from .folder_operations import (
-    Piece,
-    append,
-    create_file,
-    free_bytes,
-    inspect,
-    list_names,
-    make_folder,
-    open_file,
-    open_path,
-    open_subfolder,
-    open_to_append,
-    read_file,
-    remove_empty,
-    replace,
-    sync_file,
-    sync_folder,
-    truncate,
-    unlink,
-)
+from .folder_operations import Piece
 
 T = TypeVar("T")
 
@@ -130,7 +112,7 @@ class Folder:
                 if not path.is_dir():  # as for a/.. when there is no a
                     return parent.subfolder(path.name, create=True, follow=True)
         try:
-            folder = cls(path, system.perform(open_path, path), error, system)
+            folder = cls(path, system.perform(operations.open_path, path), error, system)
         except OSError as failure:
             if claim is not None:
                 claim.check(path)
@@ -173,18 +155,20 @@ class Folder:
         """
         if create:
             with self._reporting("make the folder", name), suppress(FileExistsError):
-                self._system.perform(make_folder, self, name)
+                self._system.perform(operations.make_folder, self, name)
             self.sync()
-        opened = self._do("open the folder", name, open_subfolder, name, follow, expected=FOLDER)
+        opened = self._do(
+            "open the folder", name, operations.open_subfolder, name, follow, expected=FOLDER
+        )
         return Folder(self.path / name, opened, self._error, self._system)
 
     def make_folder(self, name: str) -> None:
         """Create a folder that does not exist, without syncing its name to disk."""
-        self._do("make the folder", name, make_folder, name)
+        self._do("make the folder", name, operations.make_folder, name)
 
     def names(self) -> list[str]:
         """Return the sorted names of the files and folders in this folder."""
-        return sorted(self._do("list the folder", "", list_names))
+        return sorted(self._do("list the folder", "", operations.list_names))
 
     def kind(self, name: str) -> str | None:
         """Return `"a file"`, `"a folder"`, `"a symbolic link"` …; None if there is nothing."""
@@ -205,7 +189,7 @@ class Folder:
         """Open a file for reading; yield the file and its size."""
         with (
             self._reporting("read", name, expected=FILE),
-            self._system.perform(open_file, self, name) as file,
+            self._system.perform(operations.open_file, self, name) as file,
         ):
             yield file, os.fstat(file.fileno()).st_size
 
@@ -214,7 +198,7 @@ class Folder:
         with self.opened(name) as (file, size):
             if size <= limit:
                 # A growing file is read no further than the limit.
-                return self._system.perform(read_file, file, limit)
+                return self._system.perform(operations.read_file, file, limit)
         path = self.path / name
         raise self._error(f"{path} has {size:,} bytes; at most {limit:,} are expected")
 
@@ -231,11 +215,11 @@ class Folder:
             self._create(name, pieces, sync)
 
     def _create(self, name: str, pieces: Iterable[Piece], sync: bool) -> None:
-        with self._system.perform(create_file, self, name) as file:
+        with self._system.perform(operations.create_file, self, name) as file:
             for piece in pieces:
-                self._system.perform(append, file, piece)
+                self._system.perform(operations.append, file, piece)
             if sync:
-                self._system.perform(sync_file, file)
+                self._system.perform(operations.sync_file, file)
 
     def write(self, name: str, pieces: Iterable[Piece], size: int = 0, sync: bool = True) -> None:
         """Write a file, or replace one, so that a crash leaves the old or the new file.
@@ -252,10 +236,10 @@ class Folder:
         with self._reporting("write", name, size, expected=FILE):
             try:
                 self._create(temporary, pieces, sync)
-                self._system.perform(replace, self, temporary, name)
+                self._system.perform(operations.replace, self, temporary, name)
             except Exception:
                 with suppress(OSError):
-                    self._system.perform(unlink, self, temporary)
+                    self._system.perform(operations.unlink, self, temporary)
                 raise
         if sync:
             self.sync()
@@ -272,9 +256,9 @@ class Folder:
         try:
             with self.subfolder(temporary) as folder, self._reporting("write", name, expected=FILE):
                 save(folder.path / name)
-                with self._system.perform(open_file, folder, name) as file:
-                    self._system.perform(sync_file, file)
-                self._system.perform(replace, folder, name, name, self)
+                with self._system.perform(operations.open_file, folder, name) as file:
+                    self._system.perform(operations.sync_file, file)
+                self._system.perform(operations.replace, folder, name, name, self)
         finally:
             self.remove_folder(temporary)
         self.sync()
@@ -286,7 +270,7 @@ class Folder:
         """
         with self._reporting("write", name, expected=FILE):
             created = self.kind(name) is None
-            file = self._system.perform(open_to_append, self, name)
+            file = self._system.perform(operations.open_to_append, self, name)
         if created:
             self.sync()
         return file
@@ -300,7 +284,7 @@ class Folder:
         try:  # not `_reporting`, which takes eight times as long: logs call this in each window
             if (fault := _fault_of(file)) is not None:
                 self._report_lost(file, fault)
-            self._system.perform(append, file, piece)
+            self._system.perform(operations.append, file, piece)
         except OSError as error:
             raise self._failure(error, "write", Path(file.name).name, len(piece)) from error
 
@@ -325,20 +309,20 @@ class Folder:
     def truncate(self, file: BinaryIO, size: int) -> None:
         """Shorten a file opened by `append_to`."""
         with self._reporting("shorten", Path(file.name).name):
-            self._system.perform(truncate, file, size)
+            self._system.perform(operations.truncate, file, size)
 
     def flush(self, file: BinaryIO) -> None:
         """Sync the content of a file opened by `append_to` to disk."""
         with self._reporting("write", Path(file.name).name):
-            self._system.perform(sync_file, file)
+            self._system.perform(operations.sync_file, file)
 
     def flush_file(self, name: str) -> None:
         """Sync the content of a file that was written without `sync` to disk."""
         with (
             self._reporting("write", name),
-            self._system.perform(open_file, self, name) as file,
+            self._system.perform(operations.open_file, self, name) as file,
         ):
-            self._system.perform(sync_file, file)
+            self._system.perform(operations.sync_file, file)
 
     def version(self, name: str) -> tuple[int, int] | None:
         """Return the inode and modification time of a file, which change when it is written."""
@@ -347,12 +331,12 @@ class Folder:
 
     def rename(self, old: str, new: str) -> None:
         """Rename a file or a folder. An existing file may only be replaced by a file."""
-        self._do("rename", old, replace, old, new)
+        self._do("rename", old, operations.replace, old, new)
 
     def remove_file(self, name: str) -> None:
         """Remove a file or a link, if there is one."""
         with self._reporting("remove", name), suppress(FileNotFoundError):
-            self._system.perform(unlink, self, name)
+            self._system.perform(operations.unlink, self, name)
 
     def remove_folder(self, name: str) -> None:
         """Remove a folder and its content, if there is one. A link itself is removed.
@@ -372,7 +356,7 @@ class Folder:
             return []
         if not levels:
             moved = partial(kind)
-            self._do("move", name, replace, name, moved, top)
+            self._do("move", name, operations.replace, name, moved, top)
             return [moved]
         found: list[str] = []
         with self.subfolder(name) as folder:
@@ -384,19 +368,19 @@ class Folder:
     def remove_empty_folder(self, name: str) -> None:
         """Remove a folder, which must be empty."""
         with self._reporting("remove the folder", name), suppress(FileNotFoundError):
-            self._system.perform(remove_empty, self, name)
+            self._system.perform(operations.remove_empty, self, name)
 
     def sync(self) -> None:
         """Sync the names in this folder to disk."""
-        self._do("sync the folder", "", sync_folder)
+        self._do("sync the folder", "", operations.sync_folder)
 
     def free(self) -> int:
         """Return the number of free bytes on the disk of this folder."""
-        return self._do("inspect the disk of", "", free_bytes)
+        return self._do("inspect the disk of", "", operations.free_bytes)
 
     def _status(self, name: str) -> os.stat_result | None:
         with self._reporting("inspect", name), suppress(FileNotFoundError):
-            return self._system.perform(inspect, self, name)
+            return self._system.perform(operations.inspect, self, name)
         return None
 
     def _do(
@@ -440,7 +424,7 @@ class Folder:
     def _misplaced(self, name: str, expected: str) -> str:
         """Return the reason if there is something of another kind than expected; else empty."""
         try:
-            found = self._system.perform(inspect, self, name)
+            found = self._system.perform(operations.inspect, self, name)
         except OSError:
             return ""
         kind = _kind_of(found.st_mode)

@@ -182,13 +182,9 @@ def _variables(variables: Mapping[str, str]) -> dict[str, str]:
             continue  # set by `import treadle`, not by the user
         is_known = name in _NAMES or name.startswith(tuple(f"{prefix}_" for prefix in _PREFIXES))
         if is_known and not _TERRAFORM.match(name):
-            found[name] = "(hidden)" if _SECRET.search(name) else _public(value)
+            public = _USER_OF_ADDRESS.sub("(hidden)", shortened(value))
+            found[name] = "(hidden)" if _SECRET.search(name) else public
     return found
-
-
-def _public(value: str) -> str:
-    """Return the value of a variable without the home directory, and users of addresses."""
-    return _USER_OF_ADDRESS.sub("(hidden)", shortened(value))
 
 
 def shortened(value: Any) -> Any:

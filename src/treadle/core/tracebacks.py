@@ -107,13 +107,12 @@ class noting:
         what: The activity in this context.
         progress: The progress at its beginning.
         running: The number of steps being run, or 0 if the activity is not running steps.
-        lost: The largest number of these steps by which the weights may be ahead of `progress`.
     """
 
-    __slots__ = ("_lost", "_progress", "_running", "_what")
+    __slots__ = ("_progress", "_running", "_what")
 
-    def __init__(self, what: str, progress: Progress, running: int = 0, lost: int = 0) -> None:
-        self._what, self._progress, self._running, self._lost = what, progress, running, lost
+    def __init__(self, what: str, progress: Progress, running: int = 0) -> None:
+        self._what, self._progress, self._running = what, progress, running
 
     def __enter__(self) -> None:
         """Do nothing."""
@@ -121,13 +120,16 @@ class noting:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Add the note."""
         if isinstance(error, Exception):
-            add_note(error, self._what, self._progress, self._running, self._lost)
+            add_note(error, self._what, self._progress, self._running)
 
 
 def add_note(
     error: Exception, what: str, progress: Progress, running: int = 0, lost: int = 0
 ) -> None:
-    """Add a note with the run's progress to an exception, unless it has one; see `noting`."""
+    """Add a note with the run's progress to an exception, unless it has one; see `noting`.
+
+    `lost` is the largest number of running steps by which the weights may be ahead of `progress`.
+    """
     if not any(WEIGHTS in note for note in getattr(error, "__notes__", ())):
         put_note(error, f"in {what}, {_where(progress, running, lost)}")
         from .locked_arrays import explanation  # late: it imports NumPy

@@ -11,6 +11,7 @@ from .leaves import sliced, window_of
 from .reader import CountingReader, refuse_beyond
 from .source import (
     BaseSource,
+    DerivedReader,
     DerivedSource,
     Position,
     Reader,
@@ -135,31 +136,23 @@ class GroupSource(DerivedSource):
         return GroupReader(part, self, epoch, start)
 
 
-class GroupReader(CountingReader):
+class GroupReader(DerivedReader, CountingReader):
     """Reads groups: slices of one window if possible, otherwise joined from several windows."""
 
     def __init__(self, part: Reader, source: GroupSource, epoch: int, start: int) -> None:
-        super().__init__(epoch, start)
-        self._part = part
+        DerivedReader.__init__(self, part)
+        CountingReader.__init__(self, epoch, start)
         self._source, self._n = source, source.n
 
     def position(self, ahead: int = 0) -> Position | None:
         """Return the position of the source's reader."""
-        return position_of(self._part, ahead * self._n)
-
-    def finish(self) -> None:
-        """End the epoch of the source's reader."""
-        finish(self._part)
-
-    def close(self) -> None:
-        """Close the source's reader."""
-        self._part.close()
+        return position_of(self._reader, ahead * self._n)
 
     def _draw(self, most: int) -> Window | None:
         length = self._source.length
         if length is not None:  # do not read batches of a dropped last group
             most = min(most, length - self.given)
-        window = self._part.take(most * self._n) if most else None
+        window = self._reader.take(most * self._n) if most else None
         if window is None:
             self.finish()
             return None
@@ -168,7 +161,7 @@ class GroupReader(CountingReader):
             return self._joined(window)
         whole, rest = window.split(count * self._n)
         if rest.count:
-            self._part.put_back(rest)
+            self._reader.put_back(rest)
         members = tuple(sliced(whole.batches, slice(i, None, self._n)) for i in range(self._n))
         return Window(members, count, window.examples)
 
@@ -176,17 +169,17 @@ class GroupReader(CountingReader):
         for index in reversed(range(window.count)):
             for member in reversed(window.batches):
                 batch = sliced(member, slice(index, index + 1))
-                self._part.put_back(window_of(batch, 1))
+                self._reader.put_back(window_of(batch, 1))
 
     def _joined(self, first: Window) -> Window | None:
         """Return one group that starts with a window shorter than the group."""
         windows, missing = [first], self._n - first.count
         while missing:
             try:
-                following = self._part.take(missing)
+                following = self._reader.take(missing)
             except Exception:
                 for window in reversed(windows):
-                    self._part.put_back(window)
+                    self._reader.put_back(window)
                 raise
             if following is None:
                 return None

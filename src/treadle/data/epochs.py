@@ -211,7 +211,7 @@ class Stream:
 
     def take(self, most: int) -> Window | None:
         """Return the next batches of the epoch, or None at its end."""
-        if self._epoch_is_over():
+        if self._ended or self._batch == self._batches:
             return None
         reader = self._open_pass() if self._reader is None else self._reader
         if self._batches is not None:
@@ -262,6 +262,3 @@ class Stream:
         request = self.request.at(self._pass, self._given, self._part)
         self._reader = reader = read_from(self._source, request)
         return reader
-
-    def _epoch_is_over(self) -> bool:
-        return self._ended or self._batch == self._batches

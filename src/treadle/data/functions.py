@@ -9,7 +9,7 @@ from ..core.hook import LoopView
 from ..errors import DataError, whole_number
 from .order import hashed
 from .reader import BatchSource, lasting
-from .reading import Reading
+from .source import ReadRequest
 from .states import generators_of, keeper_of, keeper_of_all
 
 PURPOSE = 1
@@ -43,7 +43,7 @@ def from_function(
     if seed is not None:
         seed = whole_number("seed", seed, DataError, least=0)
 
-    def batches(reading: Reading) -> Iterator[Any]:
+    def batches(reading: ReadRequest) -> Iterator[Any]:
         for index in range(reading.first, length):
             key = hashed(PURPOSE, reading.seed, reading.epoch, index)
             yield fn(np.random.Generator(np.random.Philox(key=key)))
@@ -83,7 +83,7 @@ def closed_loop(
     if length is not None:
         length = whole_number("length", length, DataError)
 
-    def batches(reading: Reading) -> Iterator[Any]:
+    def batches(reading: ReadRequest) -> Iterator[Any]:
         if reading.loop is None:
             raise DataError(
                 "a closed-loop source calls its function with the running loop, but no loop is "

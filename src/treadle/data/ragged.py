@@ -10,8 +10,7 @@ from ..errors import DataError, whole_number
 from .collating import Collating, rows_of
 from .combine import refuse_shards
 from .foreign.sources import as_source, is_indexed
-from .ragged_sources import Bucket, RaggedSource, of_all
-from .ragged_streams import Buckets, RaggedStream, Rows
+from .ragged_sources import Bucket, Buckets, RaggedSource, RaggedStream, Rows, of_all
 from .source import Source
 
 

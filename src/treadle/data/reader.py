@@ -17,7 +17,6 @@ from ..errors import DataError
 from . import random_states
 from .iterables import StackingIterator
 from .leaves import Array, as_arrays, each_of, refuse_lists, window_of
-from .reading import Reading
 from .source import BaseSource, Position, ReadRequest
 from .states import Keeper, Resumable
 
@@ -111,7 +110,7 @@ class BatchReader(CountingReader):
     def __init__(
         self,
         batches: Callable[[], Iterator[Any]],
-        reading: Reading,
+        reading: ReadRequest,
         *,
         closed_loop: bool = False,
         length: Callable[[], int | None] | None = None,
@@ -329,7 +328,7 @@ class BatchSource(BaseSource):
     """A source defined by a function that returns an iterator of batches.
 
     Attributes:
-        batches: Returns an iterator over the batches of an epoch, starting at `Reading.first`.
+        batches: Returns an iterator over the batches of an epoch, starting at `ReadRequest.first`.
         length: The number of batches in the epoch that was opened last; None if unknown or endless.
         endless: Whether an epoch is known never to end.
         batch_examples: The number of examples in a full batch; None if unknown.
@@ -345,7 +344,7 @@ class BatchSource(BaseSource):
         varies: Whether the data itself may change its length between epochs.
     """
 
-    batches: Callable[[Reading], Iterator[Any]]
+    batches: Callable[[ReadRequest], Iterator[Any]]
     length: int | None
     endless: bool = False
     batch_examples: int | None = None
@@ -378,7 +377,7 @@ class BatchSource(BaseSource):
         refuse_beyond(start, self.length, epoch)
         if self.seed is not None:
             request = replace(request, seed=self.seed)
-        reading = Reading.of(request, self.seeks)
+        reading = request.drawn(self.seeks)
         reader = BatchReader(
             lambda: self.batches(reading),
             reading,
@@ -391,21 +390,20 @@ class BatchSource(BaseSource):
 
 
 def lasting(
-    batches: Callable[[Reading], Iterator[Any]], keeper: Keeper | None, costly: bool = False
-) -> Callable[[Reading], Iterator[Any]]:
+    batches: Callable[[ReadRequest], Iterator[Any]], keeper: Keeper | None, costly: bool = False
+) -> Callable[[ReadRequest], Iterator[Any]]:
     """Wrap `batches` so that the state of the object that makes them is saved and restored.
 
     Args:
-        batches: Returns an iterator over the batches of an epoch, starting at `Reading.first`.
+        batches: Returns an iterator over the batches of an epoch, starting at `ReadRequest.first`.
         keeper: Saves and restores the object's state; None if it has none.
         costly: Save the state only when necessary.
     """
     if keeper is None:
         return batches
 
-    def opened(reading: Reading) -> Iterator[Any]:
-        state = reading.state()
-        state = reading.before() if state is None else state
+    def opened(reading: ReadRequest) -> Iterator[Any]:
+        state = reading.last_state()
         if state is not None:
             keeper.restore(state)
             random_states.seed_for_batch(reading.seed, reading.epoch, 0)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast, runtime_checkable
 
 from ..backends.window import Window
+from ..checkpoint.structure import from_snapshot
 from ..core.hook import LoopView
 from ..errors import DataError, TreadleWarning
 
@@ -121,6 +122,7 @@ class ReadRequest:
         position: The position that a reader returned at this batch or at the end of the previous
             epoch; None if there is none.
         since: The epoch in which the loop began with this source, after other data.
+        first: The number of the first batch to draw; batches from `first` to `start` are discarded.
     """
 
     epoch: int
@@ -130,10 +132,48 @@ class ReadRequest:
     ordered: bool = False
     position: Position | None = None
     since: int = 0
+    first: int = 0
 
     def at(self, epoch: int, start: int = 0, position: Position | None = None) -> "ReadRequest":
         """Return the same request for another place."""
         return replace(self, epoch=epoch, start=start, position=position)
+
+    def drawn(self, seeks: bool = False) -> "ReadRequest":
+        """Return the same request with the first batch to draw, and validate its position.
+
+        Args:
+            seeks: Whether the source can start at any batch. A position of this epoch contains its
+                own first batch.
+
+        Raises:
+            DataError: If the position is of a later batch than `start`.
+        """
+        first, at = self.start if seeks else 0, self.position
+        if at is not None and at["epoch"] == self.epoch:
+            first = at["batch"]
+            if first > self.start and not at.get("ended"):
+                raise DataError(
+                    f"the source's position is of batch {first} of epoch {self.epoch + 1}, but "
+                    f"only {self.start} were trained on: it belongs to a later step of the run"
+                )
+        return replace(self, first=first)
+
+    def state(self) -> Any:
+        """Return the state within this epoch from which to continue, or None."""
+        at = self.position
+        return from_snapshot(at["state"]) if at is not None and at["epoch"] == self.epoch else None
+
+    def ended(self) -> bool:
+        """Return whether the iterator of this epoch was already exhausted."""
+        at = self.position
+        return at is not None and at["epoch"] == self.epoch and bool(at.get("ended"))
+
+    def last_state(self) -> Any:
+        """Return the state within this epoch or at the end of an earlier one, or None."""
+        at = self.position
+        if at is None or at["epoch"] == self.epoch:
+            return self.state()
+        return from_snapshot(at.get("after", at["state"]))
 
 
 class BaseSource(ABC):

@@ -188,6 +188,10 @@ class _Variables:
             return default
         return self.number(PORT_VARIABLE, "the environment", 1, 1 << 16)
 
+    def place(self, launcher: str, rank: str, size: int, host: str, port: int) -> Place:
+        """Return the place whose number a variable gives; `TREADLE_PORT` replaces the port."""
+        return Place(self.number(rank, launcher, 0, size), size, host, self.port(port), launcher)
+
 
 def _finders(env: _Variables) -> Sequence[Callable[[_Variables], Place | None]]:
     """Return what finds the place of this process, in order."""
@@ -242,13 +246,7 @@ def _torchrun(env: _Variables) -> Place | None:
     size = env.number("WORLD_SIZE", name, 1)
     # torchrun itself may listen on its port, so process 0 takes the next one.
     master = env.number("MASTER_PORT", name, 1, (1 << 16) - 1)
-    return Place(
-        env.number("RANK", name, 0, size),
-        size,
-        env.text("MASTER_ADDR", name),
-        env.port(master + 1),
-        name,
-    )
+    return env.place(name, "RANK", size, env.text("MASTER_ADDR", name), master + 1)
 
 
 def _slurm(env: _Variables) -> Place | None:
@@ -260,13 +258,8 @@ def _slurm(env: _Variables) -> Place | None:
         return None  # a shell in an allocation
     size = env.number("SLURM_NTASKS", "SLURM", 1)
     job = env.number("SLURM_JOB_ID", "SLURM", 0, 10**9)
-    return Place(
-        env.number("SLURM_PROCID", "SLURM", 0, size),
-        size,
-        _first_host(env.text("SLURM_STEP_NODELIST", "SLURM")),
-        env.port(_FIRST_PORT + job % _PORTS),
-        "SLURM",
-    )
+    host = _first_host(env.text("SLURM_STEP_NODELIST", "SLURM"))
+    return env.place("SLURM", "SLURM_PROCID", size, host, _FIRST_PORT + job % _PORTS)
 
 
 def _open_mpi(env: _Variables) -> Place | None:
@@ -281,13 +274,9 @@ def _open_mpi(env: _Variables) -> Place | None:
             host, job = found[2], int(found[1])
     elif size > env.number("OMPI_COMM_WORLD_LOCAL_SIZE", "Open MPI", 1):
         host = env.text("MASTER_ADDR", "Open MPI")
-    return Place(
-        env.number("OMPI_COMM_WORLD_RANK", "Open MPI", 0, size),
-        size,
-        env.text("MASTER_ADDR", "Open MPI") if "MASTER_ADDR" in env else host,
-        env.port(_FIRST_PORT + job % _PORTS),
-        "Open MPI",
-    )
+    host = env.text("MASTER_ADDR", "Open MPI") if "MASTER_ADDR" in env else host
+    port = _FIRST_PORT + job % _PORTS
+    return env.place("Open MPI", "OMPI_COMM_WORLD_RANK", size, host, port)
 
 
 def _jsrun(env: _Variables) -> Place | None:
@@ -297,8 +286,7 @@ def _jsrun(env: _Variables) -> Place | None:
     size = env.number("JSM_NAMESPACE_SIZE", "jsrun", 1)
     job = env.number("LSB_JOBID", "jsrun", 0, 10**9)
     host = env.text("MASTER_ADDR", "jsrun") if size > 1 else ""
-    rank = env.number("JSM_NAMESPACE_RANK", "jsrun", 0, size)
-    return Place(rank, size, host, env.port(_FIRST_PORT + job % _PORTS), "jsrun")
+    return env.place("jsrun", "JSM_NAMESPACE_RANK", size, host, _FIRST_PORT + job % _PORTS)
 
 
 def _flux(env: _Variables) -> Place | None:
@@ -310,8 +298,7 @@ def _flux(env: _Variables) -> Place | None:
     host = env.text("MASTER_ADDR", "Flux") if apart else "127.0.0.1"
     # The name of a job, such as f23bMEYgY, is no number.
     job = zlib.crc32(env.text("FLUX_JOB_ID", "Flux").encode())
-    rank = env.number("FLUX_TASK_RANK", "Flux", 0, size)
-    return Place(rank, size, host, env.port(_FIRST_PORT + job % _PORTS), "Flux")
+    return env.place("Flux", "FLUX_TASK_RANK", size, host, _FIRST_PORT + job % _PORTS)
 
 
 def _first_host(nodes: str) -> str:

@@ -59,7 +59,8 @@ def connect(group: ProcessGroup, address: str, own: Backend) -> JaxGroup:
     sees_one = os.environ.get("CUDA_VISIBLE_DEVICES", ",").count(",") == 0
     devices = [group.local_rank] if group.local_size > 1 and not sees_one else None
     try:
-        if not _initialized():  # Ray's JaxTrainer does it for accelerators
+        # Ray's JaxTrainer does it for accelerators; versions of JAX before 0.6 do not tell.
+        if not getattr(jax.distributed, "is_initialized", bool)():
             jax.distributed.initialize(address, group.size, group.rank, local_device_ids=devices)
     except RuntimeError as error:
         raise ConfigurationError(
@@ -86,11 +87,6 @@ def check_connected(group: ProcessGroup) -> None:
             f"JAX was connected as process {found[0]} of {found[1]}, but this is process "
             f"{group.rank} of {group.size}: leave jax.distributed.initialize to treadle.setup"
         )
-
-
-def _initialized() -> bool:
-    """Return whether JAX is connected to other processes already; versions before 0.6 are not."""
-    return getattr(jax.distributed, "is_initialized", bool)()
 
 
 def _leave_after_failure(group: ProcessGroup) -> None:

@@ -81,12 +81,12 @@ class _Group:
             "TREADLE_PORT": str(free_port()),
             "TREADLE_LAUNCHED": "1",
             "TREADLE_TOKEN": secrets.token_hex(16),
-            # Each library would start a thread for each core.
-            **dict.fromkeys(_LIBRARIES, str(max(1, cores() // workers))),
         }
+        # Each library would start a thread for each core, unless the user has set its number.
+        threads = dict.fromkeys(_LIBRARIES, str(max(1, cores() // workers)))
         outer = {name: value for name, value in os.environ.items() if name != JOINED_VARIABLE}
         for rank in range(workers):
-            self._start(command, rank, {**shared, **outer, **_of_group(shared)})
+            self._start(command, rank, {**threads, **outer, **shared})
         if self.asked_to_end:  # while they started: nothing is to be saved yet
             self._end_all()
 
@@ -114,7 +114,8 @@ class _Group:
                 found = [process.poll() for process in self._processes]
                 failed = [(rank, number) for rank, number in enumerate(found) if number]
                 if failed and not failed_at:
-                    code, failed_at = _exit_code(failed[0][1]), time.monotonic()
+                    returned, failed_at = failed[0][1], time.monotonic()
+                    code = returned if returned > 0 else 128 - returned  # as shells report it
                     if not self.asked_to_end:
                         print(f"treadle launch: {_described(*failed[0])}", file=sys.stderr)
                 if None not in found:
@@ -153,20 +154,10 @@ class _Group:
                     process.send_signal(number)
 
 
-def _of_group(shared: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a launch within another one must replace."""
-    return {name: value for name, value in shared.items() if name not in _LIBRARIES}
-
-
 def _pass_on(source: IO[bytes], target: IO[str], rank: int) -> None:
     for line in source:
         target.write(f"[{rank}] {line.decode(errors='replace')}")
         target.flush()
-
-
-def _exit_code(returned: int) -> int:
-    """Return the exit code as shells report it: 128 plus the number of a signal."""
-    return returned if returned > 0 else 128 - returned
 
 
 def _described(rank: int, returned: int) -> str:

@@ -113,7 +113,10 @@ class BestWeights(Hook):
     def state(self) -> dict[str, Any]:
         """Return the best value, the counters, and the best state as NumPy arrays."""
         if self._snapshot is not None and self._arrays is None:
-            self._arrays = _read_only(_as_arrays(self._snapshot))
+            from ..backends.base import active  # late: it imports Keras
+
+            arrays = {path: active().to_numpy(value) for path, value in self._snapshot.items()}
+            self._arrays = _read_only(arrays)
         return {**self._monitor.state(), "arrays": self._arrays}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -169,12 +172,6 @@ class EarlyStopping(BestWeights):
         """Compare the monitored value with the best one, and stop if patience is exhausted."""
         if self._improved(loop, record) is False and self._monitor.waited >= self._patience:
             loop.stop(self._monitor.why())
-
-
-def _as_arrays(snapshot: Mapping[str, Any]) -> dict[str, Any]:
-    from ..backends.base import active  # late: it imports Keras
-
-    return {path: active().to_numpy(value) for path, value in snapshot.items()}
 
 
 def _read_only(arrays: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,8 +14,9 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from importlib import metadata, resources
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+from ..core import structures
 from ..core.folder import Folder
 from ..core.history import split_name
 from ..core.terminal import clean
@@ -166,16 +167,9 @@ def _fit(data: dict[str, Any]) -> None:
             run |= {name: value for name, value in nothing.items() if name in run}
     if len(harmless_json(data)) > MOST_DATA_BYTES:
         data["parts_left_out"].append("long texts")
-        data |= _shortened(data)
-
-
-def _shortened(value: Any) -> Any:
-    """Shorten every text in a value."""
-    if isinstance(value, dict):
-        return {key: _shortened(part) for key, part in cast("dict[str, Any]", value).items()}
-    if isinstance(value, list):
-        return [_shortened(part) for part in cast("list[Any]", value)]
-    return clean(value, _SHORT_TEXT) if isinstance(value, str) else value
+        data |= structures.mapped(
+            lambda leaf: clean(leaf, _SHORT_TEXT) if isinstance(leaf, str) else leaf, data
+        )
 
 
 def _read_all(runs: Sequence[Path]) -> list[dict[str, Any]]:

@@ -303,7 +303,7 @@ class Evaluation:
             if isinstance(x, (bool, int, str))
             else x  # the usual input, and nothing to convert
             if type(x) is np.ndarray and x.dtype.isnative
-            else structures.mapped(_to_numpy, x)
+            else structures.mapped(lambda leaf: native((), active().to_numpy(leaf)), x)
             for x in inputs
         ]
         return self._caller(function, arrays, constants, False).call.start(arrays, stream)()
@@ -385,7 +385,3 @@ def _most_running(batch: Any, outputs: Any) -> int:
     """Return how many batches like this one may run at a time."""
     nbytes = sum(getattr(x, "nbytes", 0) for x in structures.flatten((batch, outputs)))
     return max(1, min(MOST_RUNNING, MOST_RUNNING_BYTES // max(1, nbytes)))
-
-
-def _to_numpy(leaf: Any) -> Any:
-    return native((), active().to_numpy(leaf))

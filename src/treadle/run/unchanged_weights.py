@@ -36,7 +36,8 @@ class WeightCheck:
         weights = {
             path: variable
             for path, variable in state.variables.items()
-            if getattr(variable, "trainable", False) and _is_float(variable)
+            if getattr(variable, "trainable", False)
+            and "float" in keras.backend.standardize_dtype(variable.dtype)
         }
         self._before = {path: checksum(variable) for path, variable in weights.items()}
         self._steps = 0
@@ -126,7 +127,3 @@ def _reason(written: Sequence[str], state: State) -> str:
         "rounding have gradients of zero), or the learning rate is too small for their dtype"
         + (f" (learning rates: {listed})" if listed else "")
     )
-
-
-def _is_float(variable: Variable) -> bool:
-    return "float" in keras.backend.standardize_dtype(variable.dtype)

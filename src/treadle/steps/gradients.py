@@ -231,7 +231,9 @@ def minimize(objective: Callable[[], Any], of: Any, optimizer: Any) -> Any:
     # The list is read again after the objective ran: it may have built the model.
     result, grads = gradients(objective, of)
     variables = listed(of)
-    optimizer.apply(grads if len(grads) == len(variables) else _no_gradients(variables), variables)
+    if len(grads) != len(variables):  # placeholders for a model that the objective has just built
+        grads = [ops.zeros(v.shape, v.dtype) for v in variables]
+    optimizer.apply(grads, variables)
     return result
 
 
@@ -469,8 +471,3 @@ def _reached(
             gradient = ops.zeros(variable.shape, variable.dtype)
         reached.append(gradient)
     return reached
-
-
-def _no_gradients(variables: Sequence[Variable]) -> list[Tensor]:
-    """Return placeholder gradients for a model that the objective has just built."""
-    return [ops.zeros(v.shape, v.dtype) for v in variables]

@@ -66,10 +66,6 @@ def _switch(index: Any, branches: Sequence[Call], *operands: Any) -> Any:
         return results.packed(active().switch(index, [results.flat(run) for run in runs]))
 
 
-def _map(f: Call, xs: Any) -> Any:
-    return mapped_rows(f, xs, "keras.ops.map")
-
-
 def _scan(
     f: Call,
     init: Any,
@@ -215,7 +211,7 @@ def _is_traced() -> bool:
 _REPLACEMENTS: dict[str, Call] = {
     "cond": _cond,
     "switch": _switch,
-    "map": _map,
+    "map": lambda f, xs: mapped_rows(f, xs, "keras.ops.map"),
     "scan": _scan,
     "while_loop": _while_loop,
     "fori_loop": _fori_loop,

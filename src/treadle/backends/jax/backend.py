@@ -78,7 +78,9 @@ class JaxBackend(JaxControlFlow, Backend):
             structure = jax.tree.structure(shapes)
             is_traced = any(isinstance(x, Tracer) for x in [*leaves, *closed.consts])
             recorder = context().recorder
-            if not is_traced and recorder is not None and recorder.is_fast and _is_pure(closed):
+            may_reuse = not is_traced and recorder is not None and recorder.is_fast
+            # A branch could run as Python.
+            if may_reuse and not closed.effects and "cond" not in primitives(closed.jaxpr):
                 gradients, aux = _reused(closed, structure, names, leaves)
             else:
                 run: Callable[..., Any] = (
@@ -355,11 +357,6 @@ def _gradients(
     return gradients, aux
 
 
-def _is_pure(closed: Any) -> bool:
-    """Return whether a jaxpr only computes, without a branch that could run as Python."""
-    return not closed.effects and "cond" not in primitives(closed.jaxpr)
-
-
 _PROGRAMS: Final = 32
 _programs: dict[str, Callable[..., Any]] = {}
 
@@ -418,7 +415,7 @@ def _reached(jaxpr: Any, output: int) -> set[int]:
                 used = sorted(set[int]().union(*(_reached(inner, i) for i in hit)))
         for i in used:
             variable = equation.invars[i]
-            if not _is_literal(variable) and _is_float(variable.aval):
+            if not _is_literal(variable) and jnp.issubdtype(variable.aval.dtype, jnp.inexact):
                 needed.add(variable)
     return {i for i, v in enumerate(jaxpr.invars) if v in needed}
 
@@ -426,10 +423,6 @@ def _reached(jaxpr: Any, output: int) -> set[int]:
 def _is_literal(part: Any) -> bool:
     """Return whether a part of a jaxpr is a value, and not a variable."""
     return hasattr(part, "val")
-
-
-def _is_float(aval: Any) -> bool:
-    return jnp.issubdtype(aval.dtype, jnp.inexact)
 
 
 BACKEND = JaxBackend()

@@ -3,7 +3,7 @@
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from ..eager import run_step
 from ..plans import XLA, Facts, Plan
 from ..program import Program
 from ..scope import Scope
-from ..types import Tensor, Variable
+from ..types import Tensor
 from ..window import Following, Window, capacity, padded
 from .ahead import DeferredState, Outcome, Steps
 from .layouts import Layouts, active_layouts, adopt, layout_of, on_device, standard_leaves
@@ -50,7 +50,8 @@ class JaxExecutor:
         if self._layouts is not None:
             adopt(program.seeds)
         self.plan = Plan(XLA, fused=True, largest=1)
-        self._donates = _nbytes(program.variables) > MOST_BYTES_TWICE
+        nbytes = sum(math.prod(v.shape) * jnp.dtype(v.dtype).itemsize for v in program.variables)
+        self._donates = nbytes > MOST_BYTES_TWICE
         self.whole = not self._donates
         self._traced: _PureStep | None = None
         self._compiled: dict[Any, tuple[_PureStep, Callable[..., Any]]] = {}
@@ -357,10 +358,6 @@ def _fetched(results: Sequence[Any], count: int) -> list[Any]:
 def _timed(run: Callable[[int], Outcome], count: int) -> tuple[Outcome, float]:
     started = time.monotonic()
     return run(count), time.monotonic() - started
-
-
-def _nbytes(variables: Iterable[Variable]) -> int:
-    return sum(math.prod(v.shape) * jnp.dtype(v.dtype).itemsize for v in variables)
 
 
 def _unshared(arrays: Sequence[Any]) -> list[Any]:

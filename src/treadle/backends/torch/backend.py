@@ -77,7 +77,8 @@ class TorchBackend(TorchControlFlow, Backend):
         """Differentiate with `torch.autograd.grad`, keeping the graph inside another objective."""
         if self.place() is not None:
             return differentiated(function, variables, inputs, groups)
-        scoped = _scoped() or any(not v.value.requires_grad for v in variables)
+        scoped = stateless_scope() is not None
+        scoped = scoped or any(not v.value.requires_grad for v in variables)
         with deeper() as nested, torch.enable_grad():
             sources = [_leaf(v.value, fresh=scoped) for v in variables]
             inputs = [_leaf(x, fresh=True) for x in inputs]
@@ -294,11 +295,6 @@ def _copy(variable: Variable, value: Tensor) -> Tensor:
     # Also while `remat` recomputes an objective, after it has ended, gradients are enabled.
     differentiated = variable.trainable and torch.is_grad_enabled()
     return value if differentiated else value.detach().clone()
-
-
-def _scoped() -> bool:
-    """Return whether variables have the values of a scope."""
-    return stateless_scope() is not None
 
 
 def _leaf(tensor: Tensor, fresh: bool) -> Tensor:

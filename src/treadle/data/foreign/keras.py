@@ -9,8 +9,7 @@ import numpy as np
 from .. import random_states
 from ..order import Permutation
 from ..reader import BatchSource, lasting
-from ..reading import Reading
-from ..source import Source
+from ..source import ReadRequest, Source
 from ..states import Keeper, generators_of, keeper_of, tallies_of
 
 
@@ -31,7 +30,7 @@ def from_keras(data: Any, shuffle: bool = False, seed: int | None = None) -> Sou
     length: int | None = dataset.num_batches
     hooks, kind = _Hooks(dataset), type(dataset)
 
-    def batches(reading: Reading) -> Iterator[Any]:
+    def batches(reading: ReadRequest) -> Iterator[Any]:
         hooks.calls["seed"] = reading.seed
         begun = reading.first > 0 and hooks.calls["begin"] > hooks.calls["end"]
         if reading.state() is None and not begun:
@@ -105,7 +104,7 @@ class _Epoch(Iterator[Any]):
     """
 
     def __init__(
-        self, hooks: _Hooks, reading: Reading, length: int | None, order: Permutation | None
+        self, hooks: _Hooks, reading: ReadRequest, length: int | None, order: Permutation | None
     ) -> None:
         self._hooks, self._reading, self._order = hooks, reading, order
         self._length, self._number, self._ended = length, reading.first, False

@@ -15,7 +15,6 @@ from weakref import WeakValueDictionary
 from ...errors import DataError
 from ..iterables import forward_only, length_of, type_name
 from ..reader import BatchReader, BatchSource, lasting
-from ..reading import Reading
 from ..source import BaseSource, ReadRequest, Source
 from ..states import Resumable, generators_of
 from .keras import from_keras
@@ -138,7 +137,7 @@ def _from_grain(data: Any) -> Source | None:
     return None
 
 
-def _opened_grain(stream: Any, reading: Reading) -> Resumable:
+def _opened_grain(stream: Any, reading: ReadRequest) -> Resumable:
     """Return a Grain iterator, which has a state of its own, restored if `reading` has one."""
     iterator, state = iter(stream), reading.state()
     if isinstance(state, bytes):
@@ -244,6 +243,6 @@ class IteratorSource(BaseSource):
             )
         if reader is None:
             iterator = chain(self._iterator)  # has no `close`, since reading may continue later
-            reader = self._reader = BatchReader(lambda: iterator, Reading.of(request))
+            reader = self._reader = BatchReader(lambda: iterator, request.drawn())
             self._epoch = epoch
         return reader

@@ -19,7 +19,7 @@ from ...core.structures import flatten, mapped
 from ...errors import DataError
 from ..iterables import forward_only
 from ..reader import BatchSource
-from ..reading import Reading
+from ..source import ReadRequest
 from ..states import Resumable, tallies_of
 from .tensorflow_parts import WHAT, reasons, runs_python, shuffles_of
 
@@ -55,15 +55,15 @@ def from_tensorflow(data: Any) -> BatchSource | None:
             "iterators": [tallies_of(shuffle)["iterators"] for shuffle, _ in shuffles],
         }
 
-    def batches(reading: Reading) -> Iterator[Any]:
-        state = reading.state()
-        state = reading.before() if state is None else state
+    def batches(reading: ReadRequest) -> Iterator[Any]:
+        state = reading.last_state()
         if state is not None:
             _make_as_many([shuffle for shuffle, _ in shuffles], state, made())
         opening = made()
         for shuffle, paths in shuffles:
             tallies_of(shuffle)["iterators"] += paths
-        iterator = DatasetIterator(dataset) if stacks else _letting_go(dataset.as_numpy_iterator())
+        # Either one lets go of the data set when it is closed.
+        iterator = DatasetIterator(dataset) if stacks else (x for x in dataset.as_numpy_iterator())
         if not shuffles:
             return iterator
         return Resumable(iterator, made, name=WHAT, lasting=True, opening=opening)
@@ -117,11 +117,6 @@ def _require_dense(specs: list[Any]) -> None:
                 f"this tf.data.Dataset gives {kind} tensors ({spec}), which only TensorFlow has: "
                 f"map them to dense ones first (padded_batch, .to_tensor(), tf.sparse.to_dense)"
             )
-
-
-def _letting_go(iterator: Iterator[Any]) -> Iterator[Any]:
-    """Yield from an iterator, and release it as a `DatasetIterator` is released."""
-    yield from iterator
 
 
 def _make_as_many(shuffles: list[Any], then: dict[str, Any], now: dict[str, Any]) -> None:

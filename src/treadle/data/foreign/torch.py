@@ -11,7 +11,7 @@ from ...errors import DataError
 from ..iterables import forward_only, length_of, type_name
 from ..random_states import preserved
 from ..reader import BatchSource
-from ..reading import Reading
+from ..source import ReadRequest
 from ..states import Keeper, Resumable, generators_of, keeper_of
 
 
@@ -74,7 +74,7 @@ def _zeros_of(loader: Any) -> Callable[[int], Any] | None:
 
 
 def _batches(
-    loader: Any, keeper: Keeper | None, parts: list[Keeper], reading: Reading
+    loader: Any, keeper: Keeper | None, parts: list[Keeper], reading: ReadRequest
 ) -> Iterator[Any]:
     """Return an iterator of the loader, which gives its state and that of its parts."""
 
@@ -85,11 +85,11 @@ def _batches(
         for part, state in zip(parts, states, strict=True):
             part.restore(state)
 
-    inside, before = reading.state(), reading.before()
+    inside, last = reading.state(), reading.last_state()
     if keeper is not None and inside is not None:
         keeper.restore(inside["loader"])
-    elif inside is not None or before is not None:
-        put_back((before if inside is None else inside)["parts"])
+    elif last is not None:
+        put_back(last["parts"])
     opening = {"parts": kept()}
     iterator = iter(loader)
     if keeper is not None:

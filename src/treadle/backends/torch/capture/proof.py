@@ -126,11 +126,6 @@ class Prover:
         compiled.is_compiled = True
         return compiled, graphs
 
-    def run_and_undo(self, batch: Any) -> None:
-        """Run the step eagerly, and restore the state."""
-        with undone(self._program), self._around(self._program):
-            run_step(self._program, batch, 0)
-
     def _record(self, batch: Any, rolled: bool) -> tuple[Tape, StepResult]:
         as_tensor = step_number(0)
         with (

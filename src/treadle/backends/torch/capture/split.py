@@ -7,7 +7,7 @@ allow, so that there are few parts: a network with many dropout layers draws all
 and the rest is one part.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -282,14 +282,12 @@ def _check_shared_memory(tape: Tape, parts: list[Part], attached: Collection[Ref
     for part in parts:
         for node in part.nodes:
             for storage in written(tape, node):
-                crossing = [x for x in names[storage] if _crosses(tape, x, users[x])]
+                crossing = [
+                    x for x in names[storage] if tape.kind_of(x) != "made" or len(users[x]) > 1
+                ]
                 where = set[int]().union(*(users[x] for x in crossing))
                 if len(crossing) > 1 and not all(parts[i].reason for i in where):
                     at = f", at {node.line}" if node.line else ""
                     raise RefusedError(
                         f"{node.function} changes a tensor of which there are views{at}"
                     )
-
-
-def _crosses(tape: Tape, ref: Ref, parts: Iterable[int]) -> bool:
-    return tape.kind_of(ref) != "made" or len(set(parts)) > 1

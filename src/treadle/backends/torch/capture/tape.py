@@ -86,10 +86,6 @@ class Tape(TorchDispatchMode):
         if self._refusal:
             raise RefusedError(self._refusal)
 
-    def ref_of(self, tensor: Any) -> Ref:
-        """Return the reference of a tensor that the step returned."""
-        return self._ref(tensor)
-
     def kind_of(self, ref: Ref) -> str:
         """Return a value's kind: `"state"`, `"batch"`, `"number"`, `"found"` or `"made"`."""
         if ref.index in self._inputs:
@@ -177,7 +173,7 @@ class Tape(TorchDispatchMode):
         with self.paused():
             value = tensor.item()
         self._alpha = self.add(value)
-        self._write_down(torch.Tensor.item, (self._ref(tensor),), {}, self._alpha)
+        self._write_down(torch.Tensor.item, (self.ref_of(tensor),), {}, self._alpha)
         yield value
         if self._alpha_is_left():
             self.refuse("it uses a tensor as a scaling factor (alpha)")
@@ -194,7 +190,7 @@ class Tape(TorchDispatchMode):
         with self.paused():
             before = [tensor.detach().clone() for tensor in self._state]
             random = torch.get_rng_state()
-        ref = self._ref(predicate)
+        ref = self.ref_of(predicate)
         branches = {True: then, False: otherwise}
         blocks: dict[bool, Block] = {}
         results: dict[bool, Any] = {}
@@ -222,7 +218,7 @@ class Tape(TorchDispatchMode):
         if _requiring_gradients(flat[True]) != _requiring_gradients(flat[False]):
             self.refuse(_DIFFERENTIATED)  # the gradient of one branch is zero: no backward shows it
         for which, block in blocks.items():
-            block.results = [self._known_as(x) for x in _tensors(flat[which])]
+            block.results = [Ref(self._index[_key(x)]) for x in _tensors(flat[which])]
         pairs = zip(blocks[taken].results, blocks[not taken].results, strict=True)
         outputs = [self._merged(*pair) for pair in pairs]
         both = blocks[True], blocks[False]
@@ -238,14 +234,14 @@ class Tape(TorchDispatchMode):
         The results have the right shapes, but all values are those of the first row. This does not
         matter, since the values of a recorded step are discarded.
         """
-        sources, count = [self._ref(x) for x in inputs], inputs[0].shape[0]
+        sources, count = [self.ref_of(x) for x in inputs], inputs[0].shape[0]
         self.loops += 1
         with self._inside() as block:
             with self.paused():
                 firsts = [x[0] for x in inputs]
             block.rows = [Ref(self._known(x, self._blocks[-1])) for x in firsts]
             made = function(firsts)
-            block.results = [self._ref(x) for x in made]
+            block.results = [self.ref_of(x) for x in made]
         with self.paused():
             stacks = [torch.stack([x] * count) for x in made]
         outputs = [Ref(self._known(x, self._blocks[-1])) for x in stacks]
@@ -341,17 +337,15 @@ class Tape(TorchDispatchMode):
                 self._homes[index] = self._blocks[0]
         return index
 
-    def _known_as(self, thing: Any) -> Ref:
-        return Ref(self._index[_key(thing)])
-
-    def _ref(self, thing: Any) -> Ref:
+    def ref_of(self, thing: Any) -> Ref:
+        """Return the reference of a value, which is an input if the step has not made it."""
         index = self._known(thing, "found")
         if self._homes[index] not in self._blocks:
             self.refuse("a tensor made in a branch of cond or in a row of for_each is used outside")
         return Ref(index)
 
     def _refs(self, tree: Any) -> Any:
-        return mapped(self._ref, tree, (torch.Tensor, torch.Generator))
+        return mapped(self.ref_of, tree, (torch.Tensor, torch.Generator))
 
     def _made(self, tree: Any) -> Any:
         """Return references of returned values; values changed in place keep theirs."""

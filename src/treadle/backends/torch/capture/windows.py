@@ -30,7 +30,7 @@ from .cuda_graph import CUDA_GRAPH
 from .inductor import INDUCTOR
 from .proof import Prover
 from .transfers import SAME_TYPE, in_this_stream, on_accelerator, start_copies
-from .trials import device, step_number, tensors_of
+from .trials import device, step_number, tensors_of, undone
 
 CAPTURED = "captured"
 MOST_FORMS = 256  # limit of captures for batches of different shapes: each takes about 0.3 MB
@@ -153,7 +153,8 @@ class CaptureExecutor:
             compiler = CUDA_GRAPH if captured.is_graph else compiler
             return Facts(device(), (compiler,), refusal=captured.refusal)
         if self._options.execution == "compiled":  # raises the step's own error if there is one
-            Prover(self._program, self._around).run_and_undo(self._batches(window).batch(0))
+            with undone(self._program):
+                self._run(self._batches(window).batch(0), 0)
         return Facts(device(), refusal=f"the step could not be captured: {captured}")
 
     def compile(self, window: Window) -> bool:
