@@ -472,7 +472,6 @@ class Run:
         """
         state, training, call = self.state, self.training, self.current
         prepared, record, step = training.prepared, self.services.record, self.progress.step
-        rare = training.rare_forms
         written = set(prepared.written if prepared is not None else state.variables)
         validation = call.validation if call.running else None
         # A run that restarts from step 0 calls the `start` of its hooks again.
@@ -505,11 +504,7 @@ class Run:
             averaging_updates=self.averages.begun,
             compiler=training.compiler,
             compilers=training.compilers,
-            rare_forms={
-                "compiler": rare.compiler,
-                "compiled": [*rare.compiled],
-                "counts": {**rare.counts},
-            },
+            rare_forms=training.rare_forms.saved(),
             epoch_source=self.epoch_source.state(),
             stores=training.stores(),
         ).checkpoint()

@@ -83,8 +83,11 @@ _fields: Mapping[str, schema.Check] = {
     "rare_forms": schema.record(
         {
             "compiler": schema.text,
+            "loops": schema.flag,
             "compiled": schema.listed(schema.text),
             "counts": schema.mapping(_count),
+            "sizes": schema.mapping(schema.listed(schema.listed(schema.optional(_count)))),
+            "agreed": schema.mapping(schema.flag),
         },
         required=("compiler", "compiled", "counts"),
     ),
@@ -161,9 +164,7 @@ class RunState:
     averaging_updates: Mapping[str, int] = field(default_factory=dict[str, int])
     compiler: str | None = None
     compilers: Mapping[str, str] = field(default_factory=dict[str, str])
-    rare_forms: Mapping[str, Any] = field(
-        default_factory=lambda: {"compiler": "", "compiled": [], "counts": {}}
-    )
+    rare_forms: Mapping[str, Any] = field(default_factory=dict[str, Any])
     epoch_source: Mapping[str, Any] | None = None
     stores: Sequence[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
     path: Path = field(default_factory=Path, compare=False)
