@@ -304,6 +304,42 @@ def test_a_step_that_acts_shares_no_program(capfd: pytest.CaptureFixture[str]) -
     assert capfd.readouterr().err.split() == ["step", "4", "step", "5", "step", "6", "step", "7"]
 
 
+class Evaluated(Sentences):
+    """Is validated on sentences of several lengths."""
+
+    def eval_step(self, batch: Any) -> Any:
+        x, y = batch
+        outputs = self.head(ops.mean(self.embedding(x), axis=1))
+        self.accuracy.update_state(y, outputs)
+        return {"loss": self.loss(y, outputs)}
+
+
+@long_to_compile
+def test_an_evaluation_has_rare_forms_too(tmp_path: Path) -> None:
+    def leave(loop: Any) -> None:
+        raise OSError("killed")
+
+    def trained(directory: Path | None = None, *hooks: Any) -> treadle.Loop:
+        loop = treadle.Loop(Evaluated(), directory, hooks=hooks, console=False)
+        data = batches([4] * 3)
+        loop.fit(data, epochs=3, validation=batches([4, 5, 6, 7, 8, 6]))
+        return loop
+
+    expected, every = trained(), Checkpoint(every="1 step")
+    forms = expected._run.evaluation.rare_forms
+    assert len(forms.compiled) == 3  # the form of 6 words, which came twice in each epoch
+    eager = treadle.Loop(
+        expected.task, console=False, options=treadle.Options(execution="eager")
+    ).evaluate(batches([4, 5, 6, 7, 8, 6]))
+    assert expected.history["val_loss"][-1] == pytest.approx(eager["loss"], rel=1e-5)
+    with pytest.raises(OSError, match="killed"):
+        trained(tmp_path, every, treadle.at("7 steps", leave))
+    found = trained(tmp_path, every)
+    assert found.history["val_loss"] == expected.history["val_loss"]
+    assert found._run.evaluation.rare_forms == forms
+    equal(found, expected)
+
+
 def test_sizes_open_where_forms_differ() -> None:
     def form(*sizes: int) -> Any:
         return ["tuple", [["array", "<f4", list(sizes)], ["array", "<i4", [sizes[0]]]]]

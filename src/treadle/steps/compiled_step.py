@@ -139,7 +139,7 @@ class CompiledStep:
         """
         made = self._programs[window.form]
         # As Python, the step can branch on values, and so change any variable.
-        python = not made.executor.plan.compiler
+        python = not self._made(window).executor.plan.compiler
         return list(self.state.variables) if python else made.spec.written, made.spec.metrics
 
     def prepare(self, batch: Any) -> None:
