@@ -72,7 +72,7 @@ class Evaluation:
     def __init__(self, task: Any, options: Options) -> None:
         self._task, self._options = task, options
         self._prepared: CompiledStep | None = None
-        self.rare_forms = RareForms()
+        self.rare_forms = RareForms(as_python=False)
         self._callers: dict[Any, dict[Hashable, _Caller]] = {}
         # What several processes know about predicting rows, for each form of batch.
         self._divides: dict[Hashable, Any] = {}

@@ -55,7 +55,7 @@ _sums = schema.mapping(_sum)
 _rare_forms = schema.record(
     {
         "compiler": schema.text,
-        "loops": schema.flag,
+        "as_python": schema.flag,
         "compiled": schema.listed(schema.text),
         "counts": schema.mapping(_count),
         "sizes": schema.mapping(schema.listed(schema.listed(schema.optional(_count)))),

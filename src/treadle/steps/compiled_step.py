@@ -129,7 +129,7 @@ class CompiledStep:
         made = self._programs[window.form]
         if self._rare is None or not self.rare_steps(window):
             return made
-        return replace(made, executor=self._rare.executor(made))
+        return replace(made, executor=self._rare.executor(made, window))
 
     def changes(self, window: Window) -> tuple[Sequence[str], Sequence[str]]:
         """Return what the step may change for batches of this form, which must be compiled.
@@ -148,11 +148,6 @@ class CompiledStep:
         made = self._programs.get(form)
         if made is not None and made.spec.is_current():
             return
-        if self._rare is not None and self._rare.forms.agreed:
-            covered = self._rare.covered(described(batch))
-            if covered is not None:
-                self._programs[form] = covered
-                return
         with undone(self._task) if self._changes_python else nullcontext():
             spec = build_step(
                 self._task,
@@ -173,6 +168,8 @@ class CompiledStep:
             self._dropped += made.executor.programs
         self._compiled.clear()
         self._programs[form] = self._builder.build(spec)
+        if self._rare is not None:
+            self._rare.decide(self._programs[form], batch, self.state)
         python = self._builder.options.execution == "eager"
         self._add_written(self.state.variables if python else spec.written)
 
@@ -307,18 +304,19 @@ class CompiledStep:
         if key not in self._compiled:
             self.compile(window)
             if self.rare_steps(window):
-                outputs = self._made(window).executor.run(window, first_step, background=False)
-                self._count_rare(window)
+                executor = self._made(window).executor
+                outputs = executor.run(window, first_step, background=False)
+                self._count_rare(window, executor.plan)
                 return outputs
             self._compiled.add(key)
         executor = self._programs[window.form].executor
         return executor.run(window, first_step, background, following)
 
-    def _count_rare(self, window: Window) -> None:
-        """Count the steps of a window whose form is rare."""
+    def _count_rare(self, window: Window, plan: Plan) -> None:
+        """Count the steps of a window whose form is rare, which ran by a plan."""
         if self._rare is None or not self.rare_steps(window):
             return
-        plan = self._rare.ran(self._programs[window.form].spec.form, window.count)
+        plan = self._rare.ran(self._programs[window.form].spec.form, window.count, plan)
         if self.plan is not None:
             self.plan = summary(self.plan, plan)
 
@@ -331,7 +329,7 @@ class CompiledStep:
         """
         measured = self._builder.measured(self._made(window), self.state)
         outputs = measured.executor.run(window, first_step, background=False)
-        self._count_rare(window)
+        self._count_rare(window, measured.executor.plan)
         return MeasuredOutputs(outputs, measured.step, first_step + 1)
 
     def measure(self, window: Window, first_step: int) -> StepStatistics:
@@ -388,8 +386,6 @@ class CompiledStep:
             self.prepare(window.batch(0))
             made = self._programs[window.form]
         started, new, loops = time.monotonic(), not made.chosen, False
-        if self._rare is not None and self._rare.prepare(made, window, self.state):
-            self.compile_seconds += time.monotonic() - started
         if self.rare_steps(window):
             return False
         if new:

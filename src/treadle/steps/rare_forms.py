@@ -4,7 +4,7 @@ Texts, graphs and clouds of points have another shape in nearly every batch, and
 for a form takes as long as many of its steps. So a rare form runs in one of two ways:
 
 - By one program for all forms that differ in sizes only, if the backend has one (TensorFlow) and
-  it computes what the step computes as Python; see `open_sizes`.
+  it gives the same values; see `rare_programs`.
 - Else as Python, until as many steps have run as compiling takes. Where the number is right, that
   takes at most twice the time of the better choice, and no rule that does not know the batches to
   come can promise less (A. Karlin, M. Manasse, L. Rudolph, D. Sleator: "Competitive snoopy
@@ -35,13 +35,14 @@ class RareForms:
 
     Attributes:
         compiler: The compiler of the newest compiled form; empty before there are `AT_ONCE`.
-        loops: Whether the step has loops that are slow as Python, so that it never runs so.
+        as_python: Whether steps run as Python that the program of open sizes does not run. Steps
+            with loops are slow so, and evaluations are compiled instead.
         compiled: The names of the forms that are compiled, in order.
         counts: The steps of each other form, by its name, the newest last.
         sizes: The shapes of the arrays of the first form, by a text of what it is besides its
             sizes, with None for sizes in which a later form differs.
-        agreed: Whether the program of open sizes computes what Python does: for the form of this
-            name, or with an empty name for all forms.
+        agreed: Whether the program of open sizes runs the form of this name, which got the same
+            values by it as in its dry run.
 
     Example:
         >>> forms = RareForms(compiled=["b1", "0a"])
@@ -51,7 +52,7 @@ class RareForms:
     """
 
     compiler: str = ""
-    loops: bool = False
+    as_python: bool = True
     compiled: list[str] = field(default_factory=list[str])
     counts: dict[str, int] = field(default_factory=dict[str, int])
     sizes: dict[str, Sizes] = field(default_factory=dict[str, Sizes])
@@ -74,9 +75,10 @@ class RareForms:
         """Note that a form is compiled."""
         name = name_of(form)
         self.counts.pop(name, None)
+        self.agreed.pop(name, None)
         if name and name not in self.compiled:
             self.compiled.append(name)
-            self.loops |= loops
+            self.as_python &= not loops
             self.widen(form)
             if len(self.compiled) >= AT_ONCE:
                 self.compiler = compiler
@@ -92,16 +94,10 @@ class RareForms:
             return False
         pairs = zip(sizes, known, strict=True)
         wider = [[n if n == m else None for n, m in zip(*pair, strict=True)] for pair in pairs]
-        if wider != known:
-            self.agreed.clear()
+        if wider != known:  # the program will be another one
+            self.agreed = dict.fromkeys(self.agreed, False)
         self.sizes = {kind: wider}
         return True
-
-    def has_tiny(self, form: Any) -> bool:
-        """Return whether an open size is 0 or 1 in a form: such axes are treated differently."""
-        kind, sizes = _parts(form)
-        pairs = zip(sizes, self.sizes[kind], strict=True)
-        return any(n in (0, 1) and m is None for pair in pairs for n, m in zip(*pair, strict=True))
 
     def saved(self) -> dict[str, Any]:
         """Return a copy of all attributes, as a checkpoint holds them."""
@@ -109,7 +105,8 @@ class RareForms:
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Restore the attributes that a checkpoint holds."""
-        vars(self).update(vars(RareForms(**deepcopy(dict(saved)))))
+        default = vars(RareForms(as_python=self.as_python))
+        vars(self).update({name: deepcopy(saved.get(name, x)) for name, x in default.items()})
 
 
 def _parts(form: Any) -> tuple[str, Sizes]:
