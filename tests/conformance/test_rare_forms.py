@@ -1,4 +1,4 @@
-"""Forms of batch that are rare run as Python, and are compiled when they have come back often."""
+"""Forms of batch that are rare run as Python or share a program, and are compiled later."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from keras import ops
 import treadle
 from treadle.backends.base import active
 from treadle.hooks import Checkpoint, NonFinite
-from treadle.steps import rare_forms
+from treadle.steps import rare_forms, rare_programs
 from treadle.steps.rare_forms import RareForms
 
 RARE = 3
@@ -29,6 +29,7 @@ pytestmark = pytest.mark.skipif(
 def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = active()
     monkeypatch.setattr(backend, "rare_steps", dict.fromkeys(backend.rare_steps, RARE))
+    monkeypatch.setattr(rare_programs, "OPEN", RARE)
 
 
 def batches(order: list[int]) -> list[Any]:
@@ -95,8 +96,10 @@ def test_rare_forms_train_as_all_forms_compiled() -> None:
     np.testing.assert_allclose(found.history["accuracy"], compiled.history["accuracy"], rtol=1e-6)
     assert compiled_forms(found) == 4
     python = f"as Python for some batches: a form is compiled when {RARE} of its steps have run"
-    assert python in found.plan
-    assert found.costs.programs == 4 and compiled.costs.programs == 5
+    shared = f"graph for some batches: sizes that came in fewer than {RARE} steps share a program"
+    opened = active().opens_sizes
+    assert (shared if opened else python) in found.plan
+    assert found.costs.programs == 4 + opened and compiled.costs.programs == 5
     if BACKEND == "torch":
         equal(found, compiled)
 
@@ -107,7 +110,10 @@ def test_a_form_is_built_when_it_has_come_back() -> None:
         for batch in batches([4, 5, 6, 6, 6, 6, 7, 6]):
             loop.step(batch)
             programs.append(loop.costs.programs)
-    assert programs == [1, 2, 2, 2, 2, 3, 3, 3]
+    if not active().opens_sizes:
+        assert programs == [1, 2, 2, 2, 2, 3, 3, 3]
+    else:  # one more serves the third form and the fourth
+        assert programs == [1, 2, 3, 3, 3, 4, 4, 4]
 
 
 @long_to_compile
@@ -197,17 +203,210 @@ def test_options_of_a_resumed_run_decide(tmp_path: Path) -> None:
     assert compiled_forms(found) == 5
 
 
-@pytest.mark.skipif(BACKEND != "tensorflow", reason="loops are slow as Python on TensorFlow")
-def test_steps_with_loops_are_compiled_at_once() -> None:
-    class Loops(Sentences):
+opens = pytest.mark.skipif(BACKEND != "tensorflow", reason="only TensorFlow has open sizes")
+
+
+class Loops(Sentences):
+    """Reads sentences with a loop, which is slow as Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent = keras.layers.SimpleRNN(4)
+
+    def outputs(self, x: Any) -> Any:
+        return self.head(self.recurrent(self.embedding(x)))
+
+
+@opens
+def test_steps_with_loops_share_a_program_or_are_compiled_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert fitted([4, 5, 6, 7, 8], Loops()).costs.programs == 3
+    monkeypatch.setattr(active(), "opens_sizes", False)
+    assert fitted([4, 5, 6], Loops()).costs.programs == 3
+
+
+@opens
+@long_to_compile
+def test_rare_forms_run_as_python_where_no_program_serves_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shared = fitted(ORDER)
+    monkeypatch.setattr(active(), "opens_sizes", False)
+    python = fitted(ORDER)
+    np.testing.assert_allclose(
+        shared.history.steps("loss"), python.history.steps("loss"), rtol=1e-5, atol=1e-6
+    )
+    assert "as Python for some batches" in python.plan
+
+
+class ReadsSize(Sentences):
+    """Does something else with sentences of 7 words, by Python that sees no open size."""
+
+    def outputs(self, x: Any) -> Any:
+        return super().outputs(x) * (3.0 if x.shape[1] == 7 else 1.0)
+
+
+class ReadsInKeras(Sentences):
+    """Does the same by Python that seems to be of Keras, which is trusted but for the values."""
+
+    def outputs(self, x: Any) -> Any:
+        space = {"x": x, "__name__": "keras.src.layers"}
+        return super().outputs(x) * eval("3.0 if x.shape[1] == 7 else 1.0", space)
+
+
+@opens
+@pytest.mark.parametrize(("task", "shared"), [(ReadsSize, []), (ReadsInKeras, [6, 8])])
+def test_python_that_reads_a_size_decides(task: type[Sentences], shared: list[int]) -> None:
+    losses: list[list[float]] = []
+    for execution in ("auto", "eager"):
+        options = treadle.Options(execution=execution)
+        with treadle.Loop(task(), console=False, options=options) as loop:
+            order = batches([4, 5, 6, 7, 8])
+            losses.append([float(loop.step(batch)["loss"]) for batch in order])
+            agreed = [*loop._run.training.rare_forms.agreed.values()]
+            if execution == "auto":
+                assert agreed == [length in shared for length in (6, 7, 8)]
+    np.testing.assert_allclose(*losses, rtol=1e-5, atol=1e-6)
+
+
+@opens
+def test_keras_finds_mistakes_in_sizes() -> None:
+    class Pools(Sentences):
+        def outputs(self, x: Any) -> Any:
+            return keras.layers.AveragePooling1D(4)(self.embedding(x))
+
+        def train_step(self, batch: Any) -> Any:
+            x, targets = batch
+            loss = keras.losses.BinaryCrossentropy()
+
+            def objective() -> Any:
+                return loss(targets, ops.mean(ops.sigmoid(self.outputs(x)), axis=-1))
+
+            return {"loss": treadle.minimize(objective, [self.embedding], self.optimizer)}
+
+    def batch(length: int, targets: int) -> Any:
+        return np.ones((4, length), "int32"), np.ones((4, targets), "float32")
+
+    with treadle.Loop(Pools(), console=False) as loop:
+        for length in (8, 12, 16, 20):
+            loop.step(batch(length, length // 4))
+        assert [*loop._run.training.rare_forms.agreed.values()] == [True, True]
+        with pytest.raises(ValueError, match="must have the same shape"):
+            loop.step(batch(7, 6))
+
+
+@opens
+def test_values_that_are_not_finite_prove_nothing() -> None:
+    class NotFinite(Sentences):
+        def train_step(self, batch: Any) -> Any:
+            return {"loss": super().train_step(batch)["loss"] * float("inf")}
+
+    with treadle.Loop(NotFinite(), console=False, hooks=[NonFinite("skip")]) as loop:
+        for one in batches([4, 5, 6]):
+            loop.step(one)
+        assert [*loop._run.training.rare_forms.agreed.values()] == [False]
+
+
+@opens
+def test_a_changed_step_is_compared_again() -> None:
+    class Phases(Sentences):
         def __init__(self) -> None:
             super().__init__()
-            self.recurrent = keras.layers.SimpleRNN(4)
+            self.factor = 1.0
 
         def outputs(self, x: Any) -> Any:
-            return self.head(self.recurrent(self.embedding(x)))
+            return super().outputs(x) * self.factor
 
-    assert fitted([4, 5, 6], Loops()).costs.programs == 3
+    with treadle.Loop(Phases(), console=False) as loop:
+        for one in batches([4, 5, 6, 7]):
+            loop.step(one)
+        loop.task.factor = 2.0
+        for one in batches([6]):
+            loop.step(one)
+        assert len(loop._run.training.rare_forms.agreed) == 1
+
+
+@opens
+def test_a_step_that_needs_its_sizes_runs_as_python() -> None:
+    class Divides(Sentences):
+        def outputs(self, x: Any) -> Any:
+            return super().outputs(x) / x.shape[1]
+
+    with treadle.Loop(Divides(), console=False) as loop:
+        for batch in batches([4, 5, 6, 7]):
+            loop.step(batch)
+        assert "as Python for some batches" in loop.plan
+
+
+@opens
+def test_a_step_that_acts_shares_no_program(capfd: pytest.CaptureFixture[str]) -> None:
+    class Prints(Sentences):
+        def train_step(self, batch: Any) -> Any:
+            import tensorflow as tf
+
+            tf.print("step", batch[0].shape[1])
+            return super().train_step(batch)
+
+    with treadle.Loop(Prints(), console=False) as loop:
+        for batch in batches([4, 5, 6, 7]):
+            loop.step(batch)
+    assert capfd.readouterr().err.split() == ["step", "4", "step", "5", "step", "6", "step", "7"]
+
+
+class Evaluated(Sentences):
+    """Is validated on sentences of several lengths."""
+
+    def eval_step(self, batch: Any) -> Any:
+        x, y = batch
+        outputs = self.head(ops.mean(self.embedding(x), axis=1))
+        self.accuracy.update_state(y, outputs)
+        return {"loss": self.loss(y, outputs)}
+
+
+@long_to_compile
+def test_an_evaluation_has_rare_forms_too(tmp_path: Path) -> None:
+    def leave(loop: Any) -> None:
+        raise OSError("killed")
+
+    def trained(directory: Path | None = None, *hooks: Any) -> treadle.Loop:
+        loop = treadle.Loop(Evaluated(), directory, hooks=hooks, console=False)
+        data = batches([4] * 3)
+        loop.fit(data, epochs=3, validation=batches([4, 5, 6, 7, 8, 6]))
+        return loop
+
+    expected, every = trained(), Checkpoint(every="1 step")
+    forms = expected._run.evaluation.rare_forms
+    # With open sizes also the form of 6 words, which came twice in each epoch.
+    assert len(forms.compiled) == (3 if active().opens_sizes else 5)
+    eager = treadle.Loop(
+        expected.task, console=False, options=treadle.Options(execution="eager")
+    ).evaluate(batches([4, 5, 6, 7, 8, 6]))
+    assert expected.history["val_loss"][-1] == pytest.approx(eager["loss"], rel=1e-5)
+    with pytest.raises(OSError, match="killed"):
+        trained(tmp_path, every, treadle.at("7 steps", leave))
+    found = trained(tmp_path, every)
+    assert found.history["val_loss"] == expected.history["val_loss"]
+    assert found._run.evaluation.rare_forms == forms
+    equal(found, expected)
+
+
+def test_sizes_open_where_forms_differ() -> None:
+    def form(*sizes: int) -> Any:
+        return ["tuple", [["array", "<f4", list(sizes)], ["array", "<i4", [sizes[0]]]]]
+
+    forms = RareForms()
+    for sizes in [(4, 8, 3), (4, 9, 3)]:
+        assert forms.widen(form(*sizes))
+    assert [*forms.sizes.values()] == [[[4, None, 3], [4]]]
+    forms.agreed["a"] = True
+    assert forms.widen(form(4, 1, 3)) and forms.agreed["a"]
+    assert not forms.widen(form(2, 8, 3))  # another number of examples
+    assert not forms.widen(["array", "<f4", [4, 8, 3]]) and not forms.widen(form(4, 8))
+    assert forms.widen(form(4, 8, 2)) and not forms.agreed["a"]  # for another program
+    again = RareForms()
+    again.restore(forms.saved())
+    assert again == forms
 
 
 def test_the_forms_that_are_counted_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -307,10 +307,23 @@ class StepExecution(Protocol):
         compilers: The names that `Options(compiler=…)` may have besides `"auto"`.
         rare_steps: How many steps of a new form of batch run as Python before it is compiled, by
             the compiler. Without one, each form is compiled at once.
+        opens_sizes: Whether it has executors for batches that differ in sizes.
     """
 
     compilers: Sequence[str] = ()
     rare_steps: Mapping[str, int] = MappingProxyType({})
+    opens_sizes: bool = False
+
+    def open_executor(
+        self, program: Program, sizes: Sequence[Sequence[int | None]]
+    ) -> Executor | None:
+        """Return an executor for batches that differ in sizes, or None if the backend has none.
+
+        Args:
+            program: The step.
+            sizes: The shapes of the arrays of a batch, with None for a size that is not fixed.
+        """
+        return None
 
     def compiler(self, steps: int | None) -> str:
         """Return the compiler for `Options(compiler="auto")`, or `"auto"` to use that of the plan.

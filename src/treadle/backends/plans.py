@@ -19,6 +19,8 @@ class Facts:
         large: Whether its variables have so many bytes that memory matters more than calls.
         refusal: Why a compiler is missing, as a clause; empty if none is.
         loops: Whether it has loops that are slow as Python, so that no form of batch runs so first.
+        reads_sizes: Whether code outside of Keras and the framework asked for a shape of which a
+            size is open.
     """
 
     device: str
@@ -27,6 +29,7 @@ class Facts:
     large: bool = False
     refusal: str = ""
     loops: bool = False
+    reads_sizes: bool = False
 
     def without(self, compiler: str, refusal: str) -> "Facts":
         """Return these facts without a compiler that does not support the step."""

@@ -27,6 +27,7 @@ from ..steps.compiled_step import CompiledStep
 from ..steps.constants import fingerprints
 from ..steps.planning import Pace, places
 from ..steps.programs import program_of
+from ..steps.rare_forms import RareForms
 from ..steps.snapshot import Snapshot
 from ..steps.state import State
 from ..steps.task import check_eval_step
@@ -62,6 +63,7 @@ class Evaluation:
         options: Execution options.
 
     Attributes:
+        rare_forms: How often forms of batch came that are not compiled so far.
         calls: The number of calls of `call`, each of which uses a new random stream.
         position: Batches done by a running `evaluate`, and their total number if known.
         seconds: Seconds spent in `timed` blocks, without compiling.
@@ -70,6 +72,7 @@ class Evaluation:
     def __init__(self, task: Any, options: Options) -> None:
         self._task, self._options = task, options
         self._prepared: CompiledStep | None = None
+        self.rare_forms = RareForms(as_python=False)
         self._callers: dict[Any, dict[Hashable, _Caller]] = {}
         # What several processes know about predicting rows, for each form of batch.
         self._divides: dict[Hashable, Any] = {}
@@ -124,6 +127,12 @@ class Evaluation:
         finally:
             self.position = None
             feed.close()
+
+    def restore_rare_forms(self, saved: Mapping[str, Any]) -> None:
+        """Restore how often forms of batch came that are not compiled."""
+        self.rare_forms.restore(saved)
+        if self._prepared is not None:
+            self._prepared.recount()
 
     @property
     def effects(self) -> Effects | None:
@@ -183,7 +192,13 @@ class Evaluation:
             if self._prepared is None:
                 step = self._task.eval_step
                 self._prepared = CompiledStep(
-                    self._task, step, batch, self._options, "eval_step", late=True
+                    self._task,
+                    step,
+                    batch,
+                    self._options,
+                    "eval_step",
+                    late=True,
+                    rare_forms=self.rare_forms,
                 )
             if self._prepared.changed_constants():
                 self._prepared.start_over()
@@ -224,6 +239,9 @@ class Evaluation:
                     if each is not None:
                         each(progress.batch, None)
                     with explaining(window):
+                        rare = prepared.rare_steps(window)
+                        if 0 < rare < window.count:  # the next ones run compiled
+                            window = feed.shortened(window, rare)
                         window = prepared.placed(window)
                         prepared.compile(window)
                         if window.form not in begun:

@@ -164,6 +164,7 @@ class Run:
         self.evaluation.calls = saved.function_calls if saved is not None else 0
         if saved is not None:  # a later call of this script may read from another source
             self.training.rare_forms.restore(saved.rare_forms)
+            self.evaluation.restore_rare_forms(saved.rare_eval_forms)
             self.epoch_source.restore(saved.epoch_source, self.progress.step)
 
     def restore_progress(self) -> None:
@@ -174,6 +175,7 @@ class Run:
         if saved.compiler is not None and self._takes_compilers:
             self.training.use_recorded_compilers(saved.compiler, saved.compilers)
         self.training.rare_forms.restore(saved.rare_forms)
+        self.evaluation.restore_rare_forms(saved.rare_eval_forms)
         if self.training.prepared is not None:
             self.training.prepared.recount()
         self._saved_execution = saved.execution
@@ -472,7 +474,6 @@ class Run:
         """
         state, training, call = self.state, self.training, self.current
         prepared, record, step = training.prepared, self.services.record, self.progress.step
-        rare = training.rare_forms
         written = set(prepared.written if prepared is not None else state.variables)
         validation = call.validation if call.running else None
         # A run that restarts from step 0 calls the `start` of its hooks again.
@@ -505,11 +506,8 @@ class Run:
             averaging_updates=self.averages.begun,
             compiler=training.compiler,
             compilers=training.compilers,
-            rare_forms={
-                "compiler": rare.compiler,
-                "compiled": [*rare.compiled],
-                "counts": {**rare.counts},
-            },
+            rare_forms=training.rare_forms.saved(),
+            rare_eval_forms=self.evaluation.rare_forms.saved(),
             epoch_source=self.epoch_source.state(),
             stores=training.stores(),
         ).checkpoint()

@@ -52,6 +52,17 @@ def _form(value: Any, name: str) -> None:
 
 _named, _count = schema.mapping(schema.anything), schema.whole()
 _sums = schema.mapping(_sum)
+_rare_forms = schema.record(
+    {
+        "compiler": schema.text,
+        "as_python": schema.flag,
+        "compiled": schema.listed(schema.text),
+        "counts": schema.mapping(_count),
+        "sizes": schema.mapping(schema.listed(schema.listed(schema.optional(_count)))),
+        "agreed": schema.mapping(schema.flag),
+    },
+    required=("compiler", "compiled", "counts"),
+)
 _fields: Mapping[str, schema.Check] = {
     "execution": schema.optional(EXECUTION),
     "call": schema.whole(-1),
@@ -80,14 +91,8 @@ _fields: Mapping[str, schema.Check] = {
     "averaging_updates": schema.mapping(_count),
     "compiler": schema.optional(schema.text),
     "compilers": schema.mapping(schema.text),
-    "rare_forms": schema.record(
-        {
-            "compiler": schema.text,
-            "compiled": schema.listed(schema.text),
-            "counts": schema.mapping(_count),
-        },
-        required=("compiler", "compiled", "counts"),
-    ),
+    "rare_forms": _rare_forms,
+    "rare_eval_forms": _rare_forms,
     "stores": schema.listed(_named),
     "epoch_source": schema.optional(
         schema.record(
@@ -101,7 +106,7 @@ _fields: Mapping[str, schema.Check] = {
         )
     ),
 }
-_loop = schema.record(_fields, required=tuple(_fields.keys() - {"rare_forms"}))
+_loop = schema.record(_fields, required=tuple(_fields.keys() - {"rare_forms", "rare_eval_forms"}))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,7 +137,8 @@ class RunState:
         averaging_updates: The number of updates of each averaging optimizer when training began.
         compiler: The compiler of the train step for new batch forms; None if there is no choice.
         compilers: The compilers of the train step, by the text of the batch form.
-        rare_forms: How often forms of batch came that run as Python so far; see `RareForms`.
+        rare_forms: How often forms of batch came that are not compiled so far; see `RareForms`.
+        rare_eval_forms: The same of the evaluation.
         epoch_source: The source of the current epoch; see `EpochSource`.
         stores: The contents of tables and the like that the train step changes, in order.
         path: The folder of the checkpoint that it was read from.
@@ -161,9 +167,8 @@ class RunState:
     averaging_updates: Mapping[str, int] = field(default_factory=dict[str, int])
     compiler: str | None = None
     compilers: Mapping[str, str] = field(default_factory=dict[str, str])
-    rare_forms: Mapping[str, Any] = field(
-        default_factory=lambda: {"compiler": "", "compiled": [], "counts": {}}
-    )
+    rare_forms: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    rare_eval_forms: Mapping[str, Any] = field(default_factory=dict[str, Any])
     epoch_source: Mapping[str, Any] | None = None
     stores: Sequence[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
     path: Path = field(default_factory=Path, compare=False)

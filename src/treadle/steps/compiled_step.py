@@ -23,7 +23,8 @@ from .layer_statistics import MeasuredOutputs, StepStatistics
 from .planning import places, summary
 from .programs import FormProgram, ProgramBuilder
 from .python_values import undone
-from .rare_forms import RareForms, name_of, steps_as_python
+from .rare_forms import RareForms, name_of
+from .rare_programs import RarePrograms
 from .results import check_same_names, joined, step_outputs
 from .snapshot import Snapshot
 from .spec import StepSpec, build_step
@@ -75,15 +76,15 @@ class CompiledStep:
         compilers: Mapping[str, str] | None = None,
         rare_forms: RareForms | None = None,
     ) -> None:
-        self._task, self._step, self._options, self._name = task, step, options, name
-        self._rare_forms = rare_forms
+        self._task, self._step = task, step
         # A task that asks for steps in Python may change Python values in them.
         asks_for_python = adapter(task).default_options().execution == "eager"
         self._changes_python = asks_for_python and options.execution == "eager"
         self.effects = Effects(name)
         self.left_out: list[str] = []
-        self._builder = ProgramBuilder(self._function, options, name, self.effects)
+        self._builder = ProgramBuilder(self._function, options, self.effects)
         self._builder.recorded = dict(compilers or {})
+        self._rare = None if rare_forms is None else RarePrograms(rare_forms, self._builder)
         self._programs: dict[Hashable, FormProgram] = {}
         self._compiled: set[Hashable] = set()
         self._placed: Callable[[], Any] = lambda: None
@@ -110,26 +111,25 @@ class CompiledStep:
         return made is not None and made.spec.is_current()
 
     def rare_steps(self, window: Window) -> int:
-        """Return how many steps of this form run as Python before it is compiled."""
-        forms, made = self._rare_forms, self._programs.get(window.form)
-        if forms is None or not forms.compiler or (made is not None and made.chosen):
+        """Return how many steps of this form run before it is compiled."""
+        rare, made = self._rare, self._programs.get(window.form)
+        if rare is None or not rare.forms.compiler or (made is not None and made.chosen):
             return 0
-        form = described(window.batch(0)) if made is None else made.spec.form
-        return forms.left(name_of(form), steps_as_python(forms.compiler, self._options))
+        return rare.left(described(window.batch(0)) if made is None else made.spec.form)
 
     def recount(self) -> None:
         """Look again which forms are rare, after the counts of an earlier step were restored."""
-        compiled = self._rare_forms.compiled if self._rare_forms is not None else ()
+        compiled = self._rare.forms.compiled if self._rare is not None else ()
         for made in self._programs.values():
             made.chosen &= name_of(made.spec.form) in compiled
         self._compiled.clear()
 
     def _made(self, window: Window) -> FormProgram:
-        """Return the program that runs a window: for a form that is rare so far, as Python."""
+        """Return the program that runs a window, with another executor for a rare form."""
         made = self._programs[window.form]
-        if not self.rare_steps(window):
+        if self._rare is None or not self.rare_steps(window):
             return made
-        return replace(made, executor=self._builder.executor(made.program, eager=True))
+        return replace(made, executor=self._rare.executor(made, window))
 
     def changes(self, window: Window) -> tuple[Sequence[str], Sequence[str]]:
         """Return what the step may change for batches of this form, which must be compiled.
@@ -139,7 +139,7 @@ class CompiledStep:
         """
         made = self._programs[window.form]
         # As Python, the step can branch on values, and so change any variable.
-        python = not made.executor.plan.compiler
+        python = not self._made(window).executor.plan.compiler
         return list(self.state.variables) if python else made.spec.written, made.spec.metrics
 
     def prepare(self, batch: Any) -> None:
@@ -153,14 +153,14 @@ class CompiledStep:
                 self._task,
                 self._step,
                 batch,
-                self._name,
-                preflight=self._options.preflight,
+                self.effects.name,
+                preflight=self._builder.options.preflight,
                 earlier=self.state if self._programs else None,
                 late=self._late,
                 effects=self.effects,
             )
         if self._programs:
-            check_same_names(self.returns, spec.returns, self._name)
+            check_same_names(self.returns, spec.returns, self.effects.name)
         else:
             self.returns = spec.returns
         self._add(spec)
@@ -168,7 +168,9 @@ class CompiledStep:
             self._dropped += made.executor.programs
         self._compiled.clear()
         self._programs[form] = self._builder.build(spec)
-        python = self._options.execution == "eager"
+        if self._rare is not None:
+            self._rare.decide(self._programs[form], batch, self.state)
+        python = self._builder.options.execution == "eager"
         self._add_written(self.state.variables if python else spec.written)
 
     def _add(self, spec: StepSpec) -> None:
@@ -198,6 +200,8 @@ class CompiledStep:
     def start_over(self) -> None:
         """Discard all programs, because Python values that are constants in them have changed."""
         self._dropped = self.programs
+        if self._rare is not None:
+            self._rare.start_over()
         self._programs.clear()
         self._compiled.clear()
         self._builder.start_over()
@@ -205,8 +209,8 @@ class CompiledStep:
 
     def _function(self, batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Run the step, and check that it returns the same names as in its dry run."""
-        values, weights = step_outputs(self._step(batch), self._name)
-        check_same_names(self.returns, list(values), self._name)
+        values, weights = step_outputs(self._step(batch), self.effects.name)
+        check_same_names(self.returns, list(values), self.effects.name)
         return values, weights
 
     @property
@@ -218,7 +222,8 @@ class CompiledStep:
     @property
     def programs(self) -> int:
         """The number of programs compiled so far."""
-        return self._dropped + sum(made.executor.programs for made in self._programs.values())
+        made = sum(made.executor.programs for made in self._programs.values())
+        return self._dropped + made + (self._rare.programs if self._rare is not None else 0)
 
     @property
     def compilers(self) -> dict[str, str]:
@@ -266,7 +271,7 @@ class CompiledStep:
 
     def _places(self, rows: Rows) -> bool:
         """Return whether a data set is copied to the device, and keep that it is."""
-        if not places(rows.nbytes, self._options):
+        if not places(rows.nbytes, self._builder.options):
             return False
         self._placed = ref(rows.owner)
         return True
@@ -299,23 +304,21 @@ class CompiledStep:
         if key not in self._compiled:
             self.compile(window)
             if self.rare_steps(window):
-                outputs = self._made(window).executor.run(window, first_step, background=False)
-                self._count_rare(window)
+                executor = self._made(window).executor
+                outputs = executor.run(window, first_step, background=False)
+                self._count_rare(window, executor.plan)
                 return outputs
             self._compiled.add(key)
         executor = self._programs[window.form].executor
         return executor.run(window, first_step, background, following)
 
-    def _count_rare(self, window: Window) -> None:
-        """Count the steps of a window that ran as Python because its form is rare."""
-        forms = self._rare_forms
-        if forms is None or not self.rare_steps(window):
+    def _count_rare(self, window: Window, plan: Plan) -> None:
+        """Count the steps of a window whose form is rare, which ran by a plan."""
+        if self._rare is None or not self.rare_steps(window):
             return
-        forms.ran(name_of(self._programs[window.form].spec.form), window.count)
-        most = steps_as_python(forms.compiler, self._options)
-        why = f"a form is compiled when {most} of its steps have run"
+        plan = self._rare.ran(self._programs[window.form].spec.form, window.count, plan)
         if self.plan is not None:
-            self.plan = summary(self.plan, Plan("", False, 1, why))
+            self.plan = summary(self.plan, plan)
 
     def run_measured(self, window: Window, first_step: int) -> MeasuredOutputs:
         """Run a window as Python, and measure the layers in its first step.
@@ -326,7 +329,7 @@ class CompiledStep:
         """
         measured = self._builder.measured(self._made(window), self.state)
         outputs = measured.executor.run(window, first_step, background=False)
-        self._count_rare(window)
+        self._count_rare(window, measured.executor.plan)
         return MeasuredOutputs(outputs, measured.step, first_step + 1)
 
     def measure(self, window: Window, first_step: int) -> StepStatistics:
@@ -339,6 +342,8 @@ class CompiledStep:
             first_step: The number of steps before them.
         """
         made = self._programs[window.form]
+        if self.rare_steps(window):
+            made = replace(made, executor=self._builder.executor(made.program, eager=True))
         one = window.split(1)[0] if window.count > 1 else window
         metrics = {id(v) for name in made.spec.metrics for v in self.state.metrics[name].variables}
         changed = [*made.spec.written, *map(self.state.path_of, self.state.seeds)]
@@ -380,9 +385,9 @@ class CompiledStep:
         if made is None or not made.spec.is_current():
             self.prepare(window.batch(0))
             made = self._programs[window.form]
+        started, new, loops = time.monotonic(), not made.chosen, False
         if self.rare_steps(window):
             return False
-        started, new, loops = time.monotonic(), not made.chosen, False
         if new:
             made.program.number = sum(other.chosen for other in self._programs.values())
             some = self.plan is not None
@@ -397,9 +402,8 @@ class CompiledStep:
         if made.executor.compile(window) or new:
             self.compile_seconds += time.monotonic() - started
             self.plan = summary(self.plan, made.executor.plan)
-        if self._rare_forms is not None:
-            compiler = "" if loops else made.executor.plan.compiler
-            self._rare_forms.compile(name_of(made.spec.form), compiler)
+        if self._rare is not None:
+            self._rare.forms.compile(made.spec.form, made.executor.plan.compiler, loops)
         return new
 
     def raise_violations(self, messages: Sequence[str]) -> None:
@@ -418,9 +422,9 @@ class CompiledStep:
         Raises:
             DataError: There was one.
         """
-        which = "step" if self._name == "train_step" else "batch"
+        which = "step" if self.effects.name == "train_step" else "batch"
         for made in self._programs.values() if messages else ():
-            raise_stored(made.program.ranges, f"{self._name}, {which} {{}}")
+            raise_stored(made.program.ranges, f"{self.effects.name}, {which} {{}}")
 
     def require_results(self) -> None:
         """Check that the step returns a value or updates a metric, so that there is a result.
@@ -430,11 +434,15 @@ class CompiledStep:
         """
         if not self.returns and not self.metrics:
             raise StepError(
-                f"{self._name} returned nothing, and no metric of the task changed: return a dict "
-                "of scalars such as {'loss': loss}, or update a metric that the task holds"
+                f"{self.effects.name} returned nothing, and no metric of the task changed: return "
+                "a dict of scalars such as {'loss': loss}, or update a metric that the task holds"
             )
         if adapter(self._task).metrics_of_epoch() is None:  # else the step returns their results
-            joined(dict.fromkeys(self.returns, 0.0), dict.fromkeys(self.metrics, 0.0), self._name)
+            joined(
+                dict.fromkeys(self.returns, 0.0),
+                dict.fromkeys(self.metrics, 0.0),
+                self.effects.name,
+            )
 
     def changed_constants(self) -> Changed:
         """Return which Python values of the task changed since the step was built, and how."""
@@ -458,4 +466,4 @@ class CompiledStep:
         if not self._settled and not self._changes_python:
             self._settled = True
             self.left_out += self._latest.leave_out_own_changes()
-            refuse_moving(self._latest.changed_constants(), self._name)
+            refuse_moving(self._latest.changed_constants(), self.effects.name)

@@ -67,19 +67,34 @@ class ProgramBuilder:
     Args:
         function: The step, which returns values and weights.
         options: Execution options.
-        name: The step's name, for messages.
-        effects: What the step does besides computing and changing variables.
+        effects: What the step does besides computing and changing variables, and its name.
 
     Attributes:
+        options: Execution options.
         recorded: The compilers that a resumed run used, by the text of the form; each is used for
             the first program of its form.
     """
 
-    def __init__(self, function: Step, options: Options, name: str, effects: Effects) -> None:
-        self._function, self._options, self._name = function, options, name
-        self._effects = effects
+    def __init__(self, function: Step, options: Options, effects: Effects) -> None:
+        self._function, self.options, self._effects = function, options, effects
         self.recorded: dict[str, str] = {}
         self._measured: Plan | None = None
+
+    @property
+    def may_open(self) -> bool:
+        """Whether a program of open sizes may run the step, which runs twice to compare them."""
+        return active().opens_sizes and not self._effects.acts
+
+    def steps_as_python(self, compiler: str) -> int:
+        """Return how many steps of a rare form run as Python; 0 if each is compiled at once.
+
+        Args:
+            compiler: The compiler of the other forms.
+        """
+        options = self.options
+        free = options.execution == "auto" and options.jit is None and not options.checked
+        free &= options.compiler in ("auto", compiler)
+        return active().rare_steps.get(compiler, 0) if free else 0
 
     def start_over(self) -> None:
         """Discard the measured plan, because the step has changed."""
@@ -91,7 +106,7 @@ class ProgramBuilder:
         Args:
             spec: The findings of the dry run for this form.
         """
-        eager = self._options.execution == "eager"
+        eager = self.options.execution == "eager"
         program = self._program(spec, spec.state, eager)
         compiler = self.recorded.get(text_of(spec.form), "")
         executor = self.executor(program, eager, compiler)
@@ -105,7 +120,7 @@ class ProgramBuilder:
             eager: Whether it runs as Python.
             compiler: The compiler to use instead of that of the options, unless it is empty.
         """
-        options = replace(self._options, execution="eager") if eager else self._options
+        options = replace(self.options, execution="eager") if eager else self.options
         if compiler in COMPILERS:
             options = replace(options, compiler=compiler)
         return active().executor(program, options)
@@ -123,7 +138,7 @@ class ProgramBuilder:
             StepError: The options require a compiler, and none accepts the step.
         """
         measured = self._measured
-        timed = self._options.execution == "measure" and not self._effects.acts
+        timed = self.options.execution == "measure" and not self._effects.acts
         if timed and measured is None:
             make = partial(self.executor, made.program)
             made.executor = fastest(make, made.executor, window, state)
@@ -133,7 +148,7 @@ class ProgramBuilder:
         if measured is not None and not measured.compiler:
             made.executor = self.executor(made.program, eager=True)
         while True:
-            plan = choose(facts, self._options, self._name, some=some)
+            plan = choose(facts, self.options, self._effects.name, some=some)
             if measured is not None and measured.compiler in ("", *facts.compilers):
                 plan = measured
             made.executor.plan = plan
@@ -141,8 +156,10 @@ class ProgramBuilder:
                 made.executor.compile(window)
                 return facts.loops
             except RefusedError as refusal:
-                if self._options.jit:
-                    raise StepError(f"{self._name} cannot be compiled: {refusal}") from refusal
+                if self.options.jit:
+                    raise StepError(
+                        f"{self._effects.name} cannot be compiled: {refusal}"
+                    ) from refusal
                 facts = facts.without(plan.compiler, str(refusal))
 
     def measured(self, made: FormProgram, state: State) -> MeasuredProgram:
@@ -164,7 +181,7 @@ class ProgramBuilder:
 
     def run_as_python(self, made: FormProgram, state: State) -> None:
         """Replace a program by one that runs as Python, since no compiler accepts the step."""
-        if self._options.execution == "eager":
+        if self.options.execution == "eager":
             return
         plan = made.executor.plan
         made.program = self._program(made.spec, state, eager=True)
@@ -184,21 +201,23 @@ class ProgramBuilder:
         native, run = not spec.differentiates, self._function
         logged = dict.fromkeys(spec.metrics, 0.0)
         if state.loss_scale is not None and not native:
-            joined({LOSS_SCALE: 0.0, UNDONE: 0.0}, logged, self._name)
-            run = undoing(run, state.loss_scale, changed, self._name)
-        elif state.loss_scale is None and self._options.skip_nonfinite:
-            joined({UNDONE: 0.0}, logged, self._name)
+            joined({LOSS_SCALE: 0.0, UNDONE: 0.0}, logged, self._effects.name)
+            run = undoing(run, state.loss_scale, changed, self._effects.name)
+        elif state.loss_scale is None and self.options.skip_nonfinite:
+            joined({UNDONE: 0.0}, logged, self._effects.name)
             counted = {id(v) for metric in state.metrics.values() for v in metric.variables}
             watched = [state.variables[path] for path in paths]
             watched = [v for v in watched if id(v) not in counted]
-            run = skipping(run, changed, watched, self._name)
-        limits = spec.limits if self._options.checked else ()
+            run = skipping(run, changed, watched, self._effects.name)
+        limits = spec.limits if self.options.checked else ()
         assigned = [state.variables[path] for path in (state.variables if eager else spec.assigned)]
         kept = [state.variables[path] for path in spec.written]
         if native:  # it may differentiate at the tensor itself, or change it in place
             kept = [v for v in kept if not v.trainable]
-        options = self._options
-        program = program_of(state, run, options, self._name, native, limits, assigned, kept)
+        options = self.options
+        program = program_of(
+            state, run, options, self._effects.name, native, limits, assigned, kept
+        )
         return replace(program, effects=self._effects)
 
 

@@ -47,6 +47,7 @@ class TensorFlowBackend(TensorFlowControlFlow, Backend):
     bfloat16_pays = True  # it was measured to be 1.5 times as fast
     # XLA compiles a small step in the time of 30 of its steps as Python, a graph in that of 10.
     rare_steps: Mapping[str, int] = {XLA: 32, GRAPH: 32}
+    opens_sizes = True
 
     def is_native_variable(self, thing: Any) -> bool:
         """Return whether this is a bare `tf.Variable`."""
@@ -196,6 +197,12 @@ class TensorFlowBackend(TensorFlowControlFlow, Backend):
     def executor(self, program: Program, options: Options) -> Executor:
         """Return the executor of the graph loop, or the eager one."""
         return executor(program, options, self)
+
+    def open_executor(
+        self, program: Program, sizes: Sequence[Sequence[int | None]]
+    ) -> Executor | None:
+        """Return the executor of the graph loop, for batches that differ in sizes."""
+        return TensorFlowExecutor(program, sizes=sizes)
 
     def caller(
         self, program: Program, reads: Sequence[Variable] | None = None, soon: bool = True

@@ -7,10 +7,12 @@ BatchNormalization or LayerNormalization would be wrong.
 `tests/conformance/test_patches.py` fails by name when one of the entries changes.
 """
 
+import re
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
-from inspect import getmro
+from inspect import currentframe, getmro
+from threading import get_ident
 from types import FunctionType
 from typing import Any
 
@@ -122,6 +124,12 @@ INTERNALS: dict[str, Internal] = {
         ("(self, value)",),
         lost=_SEVERAL,
     ),
+    "shape": Internal(
+        ("tensorflow.python.framework.tensor:Tensor.shape",),
+        "patched while a graph of open sizes is traced, to see whether a step asks for them",
+        lost="more batches of new shapes run as Python once more, to compare",
+        loses="speed",
+    ),
     "eager_context": Internal(
         ("tensorflow.python.eager.context:context",),
         "forms the cluster of several processes; the strategy that does it too starts a service "
@@ -220,6 +228,32 @@ def values_read(written: frozenset[int]) -> Generator[None]:
         wrapped({INTERNALS["convert_to_tensor"]: convert}),
     ):
         yield
+
+
+@contextmanager
+def open_shapes_read() -> Generator[list[str]]:
+    """Record the modules that ask for an open shape, but for those of Keras and TensorFlow."""
+    found: list[str] = []
+    thread = get_ident()
+
+    def shape(tensor: Any) -> Any:
+        result = original.fget(tensor)
+        frame: Any = currentframe()
+        while frame.f_code.co_name in ("shape", "get_shape"):  # this function, and methods
+            frame = frame.f_back
+        module = str(frame.f_globals.get("__name__", ""))
+        trusted = get_ident() != thread or _TRUSTED.match(module)
+        if not trusted and not result.is_fully_defined():
+            found.append(module)
+        return result
+
+    with INTERNALS["shape"].replaced(property(shape)) as original:
+        if original is None:
+            found.append("unknown")
+        yield found
+
+
+_TRUSTED = re.compile(r"(tensorflow|keras|treadle\.backends|treadle\.steps)(\.|$)")
 
 
 class _WideFloats:

@@ -19,7 +19,7 @@ from ..plans import XLA, Facts, Plan, RefusedError
 from ..program import Program
 from ..window import CAPACITIES, Following, Rows, Window, capacity, padded
 from .effects import ACTING, observed
-from .patches import is_op_determinism_enabled
+from .patches import is_op_determinism_enabled, open_shapes_read
 from .stateful_draws import step_functions
 from .xla_draws import like_kernels, other_numbers
 
@@ -42,10 +42,16 @@ class TensorFlowExecutor:
     Args:
         program: The step.
         refusal: Why XLA must not compile it, as a clause; empty if it may.
+        sizes: The shapes of a batch's arrays, with None for open sizes; by default all are fixed.
     """
 
-    def __init__(self, program: Program, refusal: str = "") -> None:
-        self._program, self._refusal = program, refusal
+    def __init__(
+        self,
+        program: Program,
+        refusal: str = "",
+        sizes: Sequence[Sequence[int | None]] | None = None,
+    ) -> None:
+        self._program, self._refusal, self._sizes = program, refusal, sizes
         self.plan = Plan(GRAPH, fused=True, largest=1)
         self.whole = False
         self._traced: _TracedStep | None = None
@@ -70,7 +76,7 @@ class TensorFlowExecutor:
         step = self._step(window)
         found = step.operations()
         loops = bool(found & LOOPS)
-        facts = Facts(device(), (XLA, GRAPH), convolves=step.convolves, loops=loops)
+        facts = Facts(device(), (XLA, GRAPH), step.convolves, loops=loops, reads_sizes=step.reads)
         if self._refusal:
             return facts.without(XLA, self._refusal)
         checks = sorted(found & CHECKS)
@@ -158,7 +164,7 @@ class TensorFlowExecutor:
         """
         if self._traced is None:
             batch = tensors(window.batch(0))
-            self._traced = _TracedStep(self._program, batch, self._known, for_xla=False)
+            self._traced = _TracedStep(self._program, batch, self._known, False, self._sizes)
         if self.plan.compiler != XLA or not self._traced.draws:
             return self._traced
         if self._traced_for_xla is None:
@@ -239,7 +245,14 @@ class TensorFlowExecutor:
 class _TracedStep:
     """A step as a traced function of a flat batch and its number; user code runs once."""
 
-    def __init__(self, program: Program, batch: Any, known: set[int], for_xla: bool) -> None:
+    def __init__(
+        self,
+        program: Program,
+        batch: Any,
+        known: set[int],
+        for_xla: bool,
+        sizes: Sequence[Sequence[int | None]] | None = None,
+    ) -> None:
         self._names: tuple[list[str], list[str], list[str]] = ([], [], [])
         structure = structures.outline(batch)
 
@@ -252,13 +265,17 @@ class _TracedStep:
 
         flat = structures.flatten(batch)
         self.examples = flat[0].shape[0] if flat and flat[0].shape.rank else None
-        self.inputs = [tf.TensorSpec(x.shape, x.dtype) for x in flat]
+        shapes = [x.shape for x in flat] if sizes is None else sizes
+        self.inputs = [tf.TensorSpec(n, x.dtype) for n, x in zip(shapes, flat, strict=True)]
         self.whole = [tf.TensorSpec([None, *x.shape[1:]], x.dtype) for x in flat if x.shape.rank]
         traced = tf.function(step, autograph=False)
         acts = observed(program.effects)
-        with step_functions(), acts, like_kernels() if for_xla else nullcontext():
+        xla = like_kernels() if for_xla else nullcontext()
+        opened = nullcontext() if sizes is None else open_shapes_read()
+        with step_functions(), acts, xla, opened as read:
             self._function = traced.get_concrete_function(self.inputs, tf.TensorSpec([], tf.int32))
         self.outputs = list(self._function.structured_outputs)
+        self.reads = bool(read)
         hidden = [v for v in self._function.graph.variables if id(v) not in known]
         if any(v.name.startswith(("cond/", "while/")) for v in hidden):
             raise StateError(
