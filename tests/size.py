@@ -31,8 +31,8 @@ LONG = 60
 # Budgets: about 3 % above what was counted when a limit was set, so that changes can be merged that
 # add a function each. A change that exceeds one says why; one that lowers a count lowers its limit.
 LIMITS = {
-    "lines": 72_000,
-    "lines of code": 44_720,
+    "lines": 72_100,
+    "lines of code": 44_740,
     "files": 375,
     "files outside distribute/ that use a group of processes": 10,
     "names in treadle": 41,
@@ -57,7 +57,7 @@ LIMITS_OF_RUNS = {
         "tensorflow": 1125,
     },
     "classes reachable from Loop that outlive a window": {"jax": 52, "torch": 52, "tensorflow": 52},
-    "their attributes": {"jax": 391, "torch": 391, "tensorflow": 391},
+    "their attributes": {"jax": 392, "torch": 393, "tensorflow": 391},
 }
 
 

@@ -101,9 +101,8 @@ class Engine:
             if window is None:
                 run.current.epoch_ended = run.epoch_source.ended = True
                 return
-            rare = run.training.rare_steps(window) if run.training.rare_forms.compiler else 0
-            if 0 < rare < window.count:  # the next ones run compiled
-                window = feed.shortened(window, rare)
+            if run.training.rare_forms.compiler:  # after these steps, the others run compiled
+                window = feed.shortened(window, run.training.rare_steps(window))
             self.train(window, sizes.prefetch, partial(sizes.following, window))
             self._validate_if_due(before, source)
             run.services.hooks.run_due(run, before)

@@ -190,15 +190,9 @@ class Evaluation:
         """Return `eval_step` prepared for batches of this form."""
         with explaining():
             if self._prepared is None:
-                step = self._task.eval_step
+                step, rare = self._task.eval_step, self.rare_forms
                 self._prepared = CompiledStep(
-                    self._task,
-                    step,
-                    batch,
-                    self._options,
-                    "eval_step",
-                    late=True,
-                    rare_forms=self.rare_forms,
+                    self._task, step, batch, self._options, "eval_step", True, rare_forms=rare
                 )
             if self._prepared.changed_constants():
                 self._prepared.start_over()
@@ -239,9 +233,7 @@ class Evaluation:
                     if each is not None:
                         each(progress.batch, None)
                     with explaining(window):
-                        rare = prepared.rare_steps(window)
-                        if 0 < rare < window.count:  # the next ones run compiled
-                            window = feed.shortened(window, rare)
+                        window = feed.shortened(window, prepared.rare_steps(window))
                         window = prepared.placed(window)
                         prepared.compile(window)
                         if window.form not in begun:

@@ -144,7 +144,12 @@ class Feed:
         return window
 
     def shortened(self, window: Window, count: int) -> Window:
-        """Return the first batches of the window that was taken last; the others come next."""
+        """Return the first batches of the window that was taken last; the others come next.
+
+        If it has no more batches, or if `count` is 0, it is returned as it is.
+        """
+        if not 0 < count < window.count:
+            return window
         window, rest = window.split(count)
         ahead = self._prefetched  # of the same form
         if ahead is not None:

@@ -84,7 +84,9 @@ class CompiledStep:
         self.left_out: list[str] = []
         self._builder = ProgramBuilder(self._function, options, self.effects)
         self._builder.recorded = dict(compilers or {})
-        self._rare = None if rare_forms is None else RarePrograms(rare_forms, self._builder)
+        self._rare: RarePrograms | None = None
+        if rare_forms is not None and active().rare_steps:
+            self._rare = RarePrograms(rare_forms, self._builder)
         self._programs: dict[Hashable, FormProgram] = {}
         self._compiled: set[Hashable] = set()
         self._placed: Callable[[], Any] = lambda: None
@@ -168,7 +170,7 @@ class CompiledStep:
             self._dropped += made.executor.programs
         self._compiled.clear()
         self._programs[form] = self._builder.build(spec)
-        if self._rare is not None:
+        if self._rare is not None and self._rare.forms.compiler:
             self._rare.decide(self._programs[form], batch, self.state)
         python = self._builder.options.execution == "eager"
         self._add_written(self.state.variables if python else spec.written)
@@ -222,8 +224,12 @@ class CompiledStep:
     @property
     def programs(self) -> int:
         """The number of programs compiled so far."""
-        made = sum(made.executor.programs for made in self._programs.values())
-        return self._dropped + made + (self._rare.programs if self._rare is not None else 0)
+        found = self._dropped
+        for made in self._programs.values():
+            found += made.executor.programs
+        if self._rare is not None and self._rare.shared and self._rare.shared.executor:
+            found += self._rare.shared.executor.programs
+        return found
 
     @property
     def compilers(self) -> dict[str, str]:
@@ -403,7 +409,7 @@ class CompiledStep:
             self.compile_seconds += time.monotonic() - started
             self.plan = summary(self.plan, made.executor.plan)
         if self._rare is not None:
-            self._rare.forms.compile(made.spec.form, made.executor.plan.compiler, loops)
+            self._rare.compiled(made.spec.form, made.executor.plan.compiler, loops)
         return new
 
     def raise_violations(self, messages: Sequence[str]) -> None:

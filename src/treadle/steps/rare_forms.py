@@ -71,15 +71,13 @@ class RareForms:
             del self.counts[oldest]
             self.agreed.pop(oldest, None)
 
-    def compile(self, form: Any, compiler: str, loops: bool) -> None:
-        """Note that a form is compiled."""
-        name = name_of(form)
+    def compile(self, name: str, compiler: str, loops: bool) -> None:
+        """Note that a form is compiled, and whether its step has loops."""
         self.counts.pop(name, None)
         self.agreed.pop(name, None)
         if name and name not in self.compiled:
             self.compiled.append(name)
             self.as_python &= not loops
-            self.widen(form)
             if len(self.compiled) >= AT_ONCE:
                 self.compiler = compiler
 
@@ -88,12 +86,17 @@ class RareForms:
 
         The number of examples stays closed: Keras averages differently if it is unknown.
         """
-        kind, sizes = _parts(form)
-        known = self.sizes.get(kind) if self.sizes else sizes
-        if known is None or [(len(x), *x[:1]) for x in sizes] != [(len(x), *x[:1]) for x in known]:
+        text, sizes, wider = text_of(form), list[Any](), list[Any]()
+        for _, shape in _ARRAY.findall(text):
+            sizes.append([*map(int, filter(None, shape.split(",")))])
+        kind = _ARRAY.sub(r"\1", text)
+        known = self.sizes.get(kind, ()) if self.sizes else sizes
+        if len(known) != len(sizes):
             return False
-        pairs = zip(sizes, known, strict=True)
-        wider = [[n if n == m else None for n, m in zip(*pair, strict=True)] for pair in pairs]
+        for now, before in zip(sizes, known, strict=True):
+            if len(now) != len(before) or now[:1] != before[:1]:
+                return False
+            wider.append([n if n == m else None for n, m in zip(now, before, strict=True)])
         if wider != known:  # the program will be another one
             self.agreed = dict.fromkeys(self.agreed, False)
         self.sizes = {kind: wider}
@@ -105,15 +108,8 @@ class RareForms:
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Restore the attributes that a checkpoint holds."""
-        default = vars(RareForms(as_python=self.as_python))
-        vars(self).update({name: deepcopy(saved.get(name, x)) for name, x in default.items()})
-
-
-def _parts(form: Any) -> tuple[str, Sizes]:
-    """Return a text of what a form is besides its sizes, and the shapes of its arrays."""
-    text = text_of(form)
-    shapes = [[int(n) for n in found[1].split(",") if n] for found in _ARRAY.findall(text)]
-    return _ARRAY.sub(r"\1", text), shapes
+        for name, default in vars(RareForms(as_python=self.as_python)).items():
+            setattr(self, name, deepcopy(saved.get(name, default)))
 
 
 def name_of(form: Any) -> str:

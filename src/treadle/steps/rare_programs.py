@@ -30,7 +30,7 @@ CLOSE: Final = 1e-3  # the relative difference of values that rounding explains
 
 
 @dataclass
-class _Shared:
+class SharedProgram:
     """A program of open sizes.
 
     Attributes:
@@ -50,21 +50,25 @@ class RarePrograms:
     Args:
         forms: Counts the steps of the forms.
         builder: Makes executors.
+
+    Attributes:
+        shared: The program of open sizes; None before there is one.
     """
 
     def __init__(self, forms: RareForms, builder: ProgramBuilder) -> None:
         self.forms, self._builder = forms, builder
-        self._shared: _Shared | None = None
-
-    @property
-    def programs(self) -> int:
-        """The number of compiled programs of open sizes."""
-        return self._shared.executor.programs if self._shared and self._shared.executor else 0
+        self.shared: SharedProgram | None = None
 
     def start_over(self) -> None:
         """Discard the program of open sizes, because the step has changed."""
-        self._shared = None
+        self.shared = None
         self.forms.agreed.clear()
+
+    def compiled(self, form: Any, compiler: str, loops: bool) -> None:
+        """Note that a form is compiled, and whether its step has loops."""
+        self.forms.compile(name_of(form), compiler, loops)
+        if active().opens_sizes:
+            self.forms.widen(form)
 
     def left(self, form: Any) -> int:
         """Return how many steps of a form run before it is compiled; 0 if it is not rare."""
@@ -109,9 +113,9 @@ class RarePrograms:
 
     def _made_for(self, made: FormProgram, window: Window) -> Executor | None:
         """Return the executor of open sizes; None if the step needs the sizes."""
-        shared, sizes = self._shared, self.forms.sizes
+        shared, sizes = self.shared, self.forms.sizes
         if shared is None or shared.sizes != sizes or not shared.spec.is_current():
-            shared = self._shared = _Shared(made.spec, sizes)
+            shared = self.shared = SharedProgram(made.spec, sizes)
             executor = active().open_executor(made.program, *sizes.values())
             with suppress(Exception):  # a mistake is shown by the form's own program
                 if executor is not None and not executor.facts(window).reads_sizes:
@@ -134,6 +138,9 @@ def _agrees(opened: Executor, made: FormProgram, window: Window, state: State) -
     finally:
         state.put_back(kept)
         set_random_states(random)
-    pairs = [(values[name][0], np.asarray(x)) for name, x in made.spec.dry_values.items()]
+    computed: dict[str, Any] = {}
+    for returned in made.spec.dry_values:  # a trace computes nothing
+        computed.update({n: x.numpy() for n, x in returned.items() if hasattr(x, "numpy")})
+    pairs = [(values[name][0], x) for name, x in computed.items()]
     close = all(np.isfinite(y).all() and np.allclose(x, y, CLOSE, 1e-6) for x, y in pairs)
     return bool(pairs) and close and not broken

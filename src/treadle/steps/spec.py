@@ -30,7 +30,7 @@ class StepSpec:
         branches: Whether it may assign other variables too, by the values of a batch.
         form: A description of the form of batch; None if a checkpoint cannot store it.
         limits: The ranges of the indices and labels that it uses.
-        dry_values: The values that the dry run returned, where it computes them.
+        dry_values: The values that its runs returned, where the backend compares them.
         initial: The initial values of the variables that the dry run created, by path; empty for
             the first form, whose variables every run of the task creates.
     """
@@ -46,7 +46,7 @@ class StepSpec:
     branches: bool
     form: Any
     limits: Sequence[Limit]
-    dry_values: Mapping[str, Any]
+    dry_values: Sequence[Mapping[str, Any]]
     initial: Mapping[str, Any]
 
     def is_current(self) -> bool:
@@ -103,14 +103,11 @@ def build_step(
     adapter(task).build_for(batch)
     before = State.discover(task)
     constants = before.constants()
-    returns: list[str] = []
-    computed: dict[str, Any] = {}
+    returned: list[Mapping[str, Any]] = []
 
     def dry(batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         values, weights = step_outputs(step(batch), name)
-        returns[:] = values  # of the last run: names may differ while variables are being created
-        if active().opens_sizes:  # a trace computes nothing
-            computed.update({n: x.numpy() for n, x in values.items() if hasattr(x, "numpy")})
+        returned.append(values)
         return values, weights
 
     settled = frozenset(map(id, earlier.variables.values()) if earlier is not None else ())
@@ -127,12 +124,12 @@ def build_step(
         written=[*assigned, *scaled],
         applied=[(optimizer, len(optimizer.variables)) for optimizer in applied.values()],
         metrics=_updated(state, found),
-        returns=tuple(returns),
+        returns=tuple(returned[-1]),  # names may differ while variables are being created
         differentiates=found.differentiated,
         branches=found.branches,
         form=described(batch),
         limits=found.limits,
-        dry_values=computed,
+        dry_values=returned if active().opens_sizes else (),
         initial={path: active().read(state.variables[path]) for path in new},
     )
 

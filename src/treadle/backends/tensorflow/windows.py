@@ -265,8 +265,10 @@ class _TracedStep:
 
         flat = structures.flatten(batch)
         self.examples = flat[0].shape[0] if flat and flat[0].shape.rank else None
-        shapes = [x.shape for x in flat] if sizes is None else sizes
-        self.inputs = [tf.TensorSpec(n, x.dtype) for n, x in zip(shapes, flat, strict=True)]
+        self.inputs = [tf.TensorSpec(x.shape, x.dtype) for x in flat]
+        if sizes is not None:
+            pairs = zip(sizes, self.inputs, strict=True)
+            self.inputs = [tf.TensorSpec(shape, x.dtype) for shape, x in pairs]
         self.whole = [tf.TensorSpec([None, *x.shape[1:]], x.dtype) for x in flat if x.shape.rank]
         traced = tf.function(step, autograph=False)
         acts = observed(program.effects)
