@@ -61,7 +61,6 @@ _rare_forms = schema.record(
         "sizes": schema.mapping(schema.listed(schema.listed(schema.optional(_count)))),
         "agreed": schema.mapping(schema.flag),
     },
-    required=("compiler", "compiled", "counts"),
 )
 _fields: Mapping[str, schema.Check] = {
     "execution": schema.optional(EXECUTION),
