@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from tests.waiting import WATCHDOG
-from treadle.core import folder as operations
+from treadle.core import folder_operations as operations
 from treadle.core.lock import HOLDER, Lock
 from treadle.errors import DirectoryError
 

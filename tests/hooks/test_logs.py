@@ -10,7 +10,7 @@ import pytest
 
 from tests.hook_loop import INF, NAN, Loop
 from treadle import Image, hooks
-from treadle.core import folder as operations
+from treadle.core import folder_operations as operations
 from treadle.core.logs import Record
 from treadle.core.progress import Progress
 from treadle.errors import ConfigurationError
