@@ -309,7 +309,7 @@ def test_values_that_are_not_finite_prove_nothing() -> None:
 
 
 @opens
-def test_a_changed_step_is_compared_again() -> None:
+def test_a_changed_step_is_traced_again() -> None:
     class Phases(Sentences):
         def __init__(self) -> None:
             super().__init__()
@@ -318,13 +318,52 @@ def test_a_changed_step_is_compared_again() -> None:
         def outputs(self, x: Any) -> Any:
             return super().outputs(x) * self.factor
 
-    with treadle.Loop(Phases(), console=False) as loop:
-        for one in batches([4, 5, 6, 7]):
-            loop.step(one)
-        loop.task.factor = 2.0
-        for one in batches([6]):
-            loop.step(one)
-        assert len(loop._run.training.rare_forms.agreed) == 1
+    losses: list[list[float]] = []
+    for execution in ("auto", "eager"):
+        options = treadle.Options(execution=execution)
+        with treadle.Loop(Phases(), console=False, options=options) as loop:
+            losses.append([float(loop.step(one)["loss"]) for one in batches([4, 5, 6, 7])])
+            loop.task.factor = 2.0
+            losses[-1] += [float(loop.step(one)["loss"]) for one in batches([6, 7])]
+    np.testing.assert_allclose(*losses, rtol=1e-5, atol=1e-6)
+
+
+class Breaks(Sentences):
+    """Has a loss that is not finite for sentences with the last word."""
+
+    def outputs(self, x: Any) -> Any:
+        return super().outputs(x) / ops.cast(ops.all(x < 19), "float32")
+
+
+@opens
+@long_to_compile
+def test_a_rollback_decides_as_a_resumed_process_does(tmp_path: Path) -> None:
+    data = [(np.minimum(x, 18), y) for x, y in batches([4, 5, 6, 7, 6, 6, 7, 6, 6])]
+    data[3][0][0, 0] = 19  # skipped after the rollback, and the first of 7 words
+
+    def leave(loop: Any) -> None:
+        raise OSError("killed")
+
+    def trained(directory: Path, *hooks: Any) -> treadle.Loop:
+        hooks = (Checkpoint(every="2 steps"), NonFinite("rollback"), *hooks)
+        loop = treadle.Loop(Breaks(), directory, hooks=hooks, console=False)
+        loop.fit(data, epochs=1)
+        return loop
+
+    rolled_back = trained(tmp_path / "one")
+    with pytest.raises(OSError, match="killed"):
+        trained(tmp_path / "two", treadle.at("5 steps", leave))
+    resumed = trained(tmp_path / "two")
+    equal(rolled_back, resumed)
+    assert rolled_back._run.training.rare_forms == resumed._run.training.rare_forms
+
+
+@opens
+def test_a_form_that_was_built_earlier_is_decided_when_it_comes() -> None:
+    loop = treadle.Loop(Evaluated(), console=False)
+    validation = {"first": batches([4, 5, 6]), "second": batches([9, 4, 9])}
+    loop.fit(batches([4, 4]), epochs=1, validation=validation)
+    assert len(loop._run.evaluation.rare_forms.agreed) == 2  # of 6 and 9 words
 
 
 @opens

@@ -39,7 +39,7 @@ class Training:
         measure_next: Whether to measure the layers in the first step of the next window.
         measured: The statistics of the first step of the last window, if they were measured.
         unmeasured: Why they were not measured, as a sentence; empty if they were.
-        rare_forms: How often forms of batch came that run as Python so far.
+        rare_forms: How often forms of batch came that are not compiled so far.
     """
 
     def __init__(self, task: Any, options: Options, processes: int = 1) -> None:
@@ -106,7 +106,7 @@ class Training:
         return self.prepared is not None and self.prepared.knows(window)
 
     def rare_steps(self, window: Window) -> int:
-        """Return how many steps of this form run as Python before it is compiled."""
+        """Return how many steps of this form run before it is compiled."""
         return self.prepared.rare_steps(window) if self.prepared else 0
 
     def prepare(self, window: Window, forms: Sequence[Any] = ()) -> CompiledStep:

@@ -170,8 +170,9 @@ class CompiledStep:
             self._dropped += made.executor.programs
         self._compiled.clear()
         self._programs[form] = self._builder.build(spec)
-        if self._rare is not None and self._rare.forms.compiler:
-            self._rare.decide(self._programs[form], batch, self.state)
+        rare = self._rare
+        if rare is not None and rare.forms.compiler and rare.is_undecided(self._programs[form]):
+            rare.decide(self._programs[form], batch, self.state)
         python = self._builder.options.execution == "eager"
         self._add_written(self.state.variables if python else spec.written)
 
@@ -387,7 +388,16 @@ class CompiledStep:
             self.compiling = False
 
     def _compile(self, window: Window) -> bool:
-        made = self._programs.get(window.form)
+        made, rare = self._programs.get(window.form), self._rare
+        # It may have been built earlier, such as in steps that a rollback has undone.
+        if (
+            made is not None
+            and rare is not None
+            and rare.forms.compiler
+            and rare.is_undecided(made)
+        ):
+            del self._programs[window.form]
+            made = None
         if made is None or not made.spec.is_current():
             self.prepare(window.batch(0))
             made = self._programs[window.form]

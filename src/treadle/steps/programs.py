@@ -80,11 +80,6 @@ class ProgramBuilder:
         self.recorded: dict[str, str] = {}
         self._measured: Plan | None = None
 
-    @property
-    def may_open(self) -> bool:
-        """Whether a program of open sizes may run the step, which runs twice to compare them."""
-        return active().opens_sizes and not self._effects.acts
-
     def steps_as_python(self, compiler: str) -> int:
         """Return how many steps of a rare form run as Python; 0 if each is compiled at once.
 

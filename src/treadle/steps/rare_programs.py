@@ -4,7 +4,7 @@ A program of open sizes serves all forms that differ in sizes only. On TensorFlo
 traced once, as in Keras' `fit`. Python code of a step that reads an open size finds None, and may
 go another way than for the size itself. So the program is not used if code outside of Keras and
 TensorFlow asked for an open shape. And as Keras reads sizes too, each form has its dry run, in
-which Keras finds mistakes, and must get the same values by the program.
+which Keras finds mistakes, and must return the same values by the program for its first batch.
 """
 
 from contextlib import suppress
@@ -26,7 +26,7 @@ from .state import State
 # How many steps of a form a program of open sizes runs before the form is compiled: XLA saves about
 # 2 ms of a small step, and takes 1 s to compile it.
 OPEN: Final = 512
-CLOSE: Final = 1e-3  # the relative difference of values that rounding explains
+CLOSE, ZERO = 1e-3, 1e-6  # the relative and the absolute difference that rounding explains
 
 
 @dataclass
@@ -62,7 +62,6 @@ class RarePrograms:
     def start_over(self) -> None:
         """Discard the program of open sizes, because the step has changed."""
         self.shared = None
-        self.forms.agreed.clear()
 
     def compiled(self, form: Any, compiler: str, loops: bool) -> None:
         """Note that a form is compiled, and whether its step has loops."""
@@ -81,22 +80,28 @@ class RarePrograms:
             return 1  # it is not known yet
         return forms.left(name, OPEN if agreed else python if forms.as_python else 0)
 
+    def is_undecided(self, made: FormProgram) -> bool:
+        """Return whether the dry run of a form must decide how it runs."""
+        form = made.spec.form
+        open_later = not made.chosen and self._may_open(form) and self.left(form)
+        return bool(open_later) and name_of(form) not in self.forms.agreed
+
     def decide(self, made: FormProgram, batch: Any, state: State) -> None:
         """Decide whether a form runs by the program of open sizes, after its dry run with a batch.
 
         That is done once: a checkpoint holds the answer.
         """
-        form, name = made.spec.form, name_of(made.spec.form)
-        if self.left(form) and self._may_open(form) and name not in self.forms.agreed:
-            window = Window(structures.mapped(lambda x: np.asarray(x)[None], batch), 1, 1)
-            opened = self._made_for(made, window)
-            self.forms.agreed[name] = opened is not None and _agrees(opened, made, window, state)
+        window = Window(structures.mapped(lambda x: np.asarray(x)[None], batch), 1, 1)
+        opened = self._made_for(made, window)
+        agreed = opened is not None and _agrees(opened, made, window, state)
+        self.forms.agreed[name_of(made.spec.form)] = agreed
 
     def executor(self, made: FormProgram, window: Window) -> Executor:
         """Return the executor of a rare form."""
         form, opened = made.spec.form, None
         if self._may_open(form) and self.forms.agreed.get(name_of(form)):
             opened = self._made_for(made, window)
+            self.forms.agreed[name_of(form)] = opened is not None  # the step may have changed
         return opened or self._builder.executor(made.program, eager=True)
 
     def ran(self, form: Any, steps: int, plan: Plan) -> Plan:
@@ -109,7 +114,7 @@ class RarePrograms:
         return Plan("", False, 1, f"a form is compiled when {most} of its steps have run")
 
     def _may_open(self, form: Any) -> bool:
-        return self._builder.may_open and self.forms.widen(form)
+        return active().opens_sizes and self.forms.widen(form)
 
     def _made_for(self, made: FormProgram, window: Window) -> Executor | None:
         """Return the executor of open sizes; None if the step needs the sizes."""
@@ -120,14 +125,14 @@ class RarePrograms:
             with suppress(Exception):  # a mistake is shown by the form's own program
                 if executor is not None and not executor.facts(window).reads_sizes:
                     executor.compile(window)
-                    shared.executor = executor
+                    shared.executor = None if executor.calls_python else executor
         return shared.executor
 
 
 def _agrees(opened: Executor, made: FormProgram, window: Window, state: State) -> bool:
     """Return whether a program gives the values that the dry run of a form gave; undo its step.
 
-    Values that are not finite prove nothing.
+    Values that are not finite, or all zero, prove nothing.
     """
     random, kept = random_states(), state.keep()
     try:
@@ -142,5 +147,5 @@ def _agrees(opened: Executor, made: FormProgram, window: Window, state: State) -
     for returned in made.spec.dry_values:  # a trace computes nothing
         computed.update({n: x.numpy() for n, x in returned.items() if hasattr(x, "numpy")})
     pairs = [(values[name][0], x) for name, x in computed.items()]
-    close = all(np.isfinite(y).all() and np.allclose(x, y, CLOSE, 1e-6) for x, y in pairs)
-    return bool(pairs) and close and not broken
+    close = all(np.isfinite(y).all() and np.allclose(x, y, CLOSE, ZERO) for x, y in pairs)
+    return close and not broken and any(np.any(np.abs(y) > ZERO) for _, y in pairs)
