@@ -100,7 +100,7 @@ def test_a_draw_whose_shape_depends_on_values() -> None:
     from treadle.distribute.tensorflow.replacements import of_shape
 
     with pytest.raises(StepError) as raised:
-        tf.function(lambda n: of_shape(tf.zeros, [n]), autograph=False).get_concrete_function(
+        tf.function(lambda n: of_shape()(tf.zeros, [n]), autograph=False).get_concrete_function(
             tf.TensorSpec([], tf.int32)
         )
     assert str(raised.value) == (

@@ -5,10 +5,43 @@ from typing import Any
 
 import keras
 from keras import ops
+from keras.backend import standardize_dtype
 
 from .rows import MOMENTS, OwnRows, rows, seen
 
 Call = Callable[..., Any]
+_LIMITS = (-65504.0, 65504.0)  # of float16
+
+
+def moments_with(
+    compute: Callable[..., tuple[Any, Any]], narrow: tuple[str, ...], clip: Call
+) -> Call:
+    """Return what replaces `keras.ops.moments`: the same over the rows of all processes.
+
+    Args:
+        compute: Returns the mean and the variance of a tensor over axes of all processes' rows,
+            with these axes.
+        narrow: The dtypes of which the moments are computed in float32, as Keras does.
+        clip: The framework's function that limits a tensor to a range.
+    """
+
+    def moments(
+        original: Call, x: Any, axes: Any, keepdims: bool = False, synchronized: bool = False
+    ) -> Any:
+        x = ops.convert_to_tensor(x)
+        over = [axes] if isinstance(axes, int) else list(axes)
+        mine = rows_with_moments(x, over)
+        if mine is None:
+            return original(x, axes, keepdims, synchronized)
+        dtype = standardize_dtype(x.dtype)
+        found = compute(ops.cast(x, "float32") if dtype in narrow else x, over, mine)
+        if not keepdims:
+            found = [ops.squeeze(m, tuple(over)) for m in found]
+        if dtype in narrow:
+            found = [ops.cast(clip(m, *_LIMITS), dtype) for m in found]
+        return found[0], found[1]
+
+    return moments
 
 
 def masked_moments(original: Call, layer: Any, inputs: Any, mask: Any) -> Any:

@@ -9,26 +9,17 @@ from typing import Any, Final
 
 import tensorflow as tf
 from keras import ops
-from keras.backend import standardize_dtype
 
 from ...backends.tensorflow.patches import INTERNALS
 from ...core.internals import Internal
 from ...core.keras_internals import INTERNALS as KERAS_INTERNALS
 from ...errors import StepError
-from ..dividing.moments import Call, masked_moments, number_of, rows_with_moments
+from ..dividing.moments import Call, masked_moments, moments_with, number_of
 from ..dividing.rows import DRAW, OwnRows, applied, rows, seen
 
 
-def of_shape(original: Call, shape: Any, **kwargs: Any) -> Any:
-    """Draw numbers of a shape."""
-    mine, whole = _whole(_static(shape))
-    if mine is None or whole is None:
-        return original(shape=shape, **kwargs)
-    return mine.rows_of(original(shape=list(whole), **kwargs))
-
-
-def with_parameters(**fills: float) -> Call:
-    """Return a function that draws numbers of a shape, with parameters for each number.
+def of_shape(**fills: float) -> Call:
+    """Return a function that draws numbers of a shape, perhaps with parameters for each number.
 
     Args:
         fills: A valid value of each parameter, for the rows of other processes.
@@ -88,31 +79,15 @@ def refused(original: Call, **kwargs: Any) -> Any:
     return original(**kwargs)
 
 
-def moments(
-    original: Call, x: Any, axes: Any, keepdims: bool = False, synchronized: bool = False
-) -> Any:
-    """Compute what `keras.ops.moments` does, but over the rows of all processes.
+def _moments(x: Any, axes: list[int], mine: OwnRows) -> tuple[Any, Any]:
+    """Return the mean and the variance of the rows of all processes.
 
     The variance is a mean of squared distances from the mean, as `tf.nn.moments` computes it, which
     needs a second message: a difference of means would lose the digits that they have in common.
     """
-    x = ops.convert_to_tensor(x)
-    over = [axes] if isinstance(axes, int) else list(axes)
-    mine = rows_with_moments(x, over)
-    if mine is None:
-        return original(x, axes, keepdims, synchronized)
-    dtype = standardize_dtype(x.dtype)
-    x = ops.cast(x, "float32") if dtype in ("float16", "bfloat16") else x
-    number = number_of(x, over, mine)
-    mean = mine.sum(ops.sum(x, over, keepdims=True)) / number
-    variance = mine.sum(ops.sum(ops.square(x - mean), over, keepdims=True)) / number
-    found = [mean, variance]
-    if not keepdims:
-        found = [ops.squeeze(m, tuple(over)) for m in found]
-    if dtype in ("float16", "bfloat16"):
-        limits = tf.float16.min, tf.float16.max
-        found = [ops.cast(tf.clip_by_value(m, *limits), dtype) for m in found]
-    return found[0], found[1]
+    number = number_of(x, axes, mine)
+    mean = mine.sum(ops.sum(x, axes, keepdims=True)) / number
+    return mean, mine.sum(ops.sum(ops.square(x - mean), axes, keepdims=True)) / number
 
 
 DRAWS: Final[Mapping[str, Call]] = {
@@ -121,10 +96,10 @@ DRAWS: Final[Mapping[str, Call]] = {
             *("StatelessRandomUniformV2", "StatelessRandomNormalV2", "StatelessTruncatedNormalV2"),
             *("StatelessRandomUniformFullIntV2", "StatelessRandomUniformIntV2"),
         ),
-        of_shape,
+        of_shape(),
     ),
-    "StatelessRandomGammaV3": with_parameters(alpha=1),
-    "StatelessRandomBinomial": with_parameters(counts=1, probs=0.5),
+    "StatelessRandomGammaV3": of_shape(alpha=1),
+    "StatelessRandomBinomial": of_shape(counts=1, probs=0.5),
     "StatelessMultinomial": of_logits,
     "RandomPoissonV2": refused,
     "RandomShuffle": refused,
@@ -133,7 +108,7 @@ DRAWS: Final[Mapping[str, Call]] = {
 
 REPLACEMENTS: Final[Mapping[Internal, Call]] = {
     INTERNALS["shuffle"]: shuffled,
-    KERAS_INTERNALS["moments"]: moments,
+    KERAS_INTERNALS["moments"]: moments_with(_moments, ("float16", "bfloat16"), tf.clip_by_value),
     KERAS_INTERNALS["masked_moments"]: masked_moments,
     KERAS_INTERNALS["apply"]: applied,
 }

@@ -8,13 +8,12 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
-from keras import ops
 
 from ...backends.torch.capture.nodes import Kind, aten, is_operator
 from ...backends.torch.patches import TorchDispatchMode
 from ...core.keras_internals import INTERNALS as KERAS_INTERNALS
 from ...errors import StepError
-from ..dividing.moments import Call, masked_moments, number_of, rows_with_moments
+from ..dividing.moments import masked_moments, moments_with, number_of
 from ..dividing.rows import DRAW, OwnRows, applied, rows, seen
 
 # Draws whose number of random bits does not depend on their parameters, which may therefore be any
@@ -115,32 +114,15 @@ def _empty_like(x: Any, shape: tuple[int, ...]) -> Any:
     return made.permute([order.index(axis) for axis in range(x.ndim)])
 
 
-def moments(
-    original: Call, x: Any, axes: Any, keepdims: bool = False, synchronized: bool = False
-) -> Any:
-    """Compute what `keras.ops.moments` does, but over the rows of all processes."""
-    x = ops.convert_to_tensor(x)
-    over = [axes] if isinstance(axes, int) else list(axes)
-    mine = rows_with_moments(x, over)
-    if mine is None:
-        return original(x, axes, keepdims, synchronized)
-    over = [axis % x.ndim for axis in over]
-    dtype = x.dtype
-    x = x.float() if dtype == torch.float16 else x
-    sums = torch.stack([x.sum(over, keepdim=True), x.square().sum(over, keepdim=True)])
-    total = mine.sum(sums) / number_of(x, over, mine)
+def _moments(x: Any, axes: list[int], mine: OwnRows) -> tuple[Any, Any]:
+    sums = torch.stack([x.sum(axes, keepdim=True), x.square().sum(axes, keepdim=True)])
+    total = mine.sum(sums) / number_of(x, axes, mine)
     mean = total[0]
-    variance = total[1] - mean.square()
-    if not keepdims:
-        mean, variance = mean.squeeze(over), variance.squeeze(over)
-    if dtype == torch.float16:
-        limits = torch.finfo(dtype)
-        mean, variance = (v.clip(limits.min, limits.max).to(dtype) for v in (mean, variance))
-    return mean, variance
+    return mean, total[1] - mean.square()
 
 
 REPLACEMENTS: Final = {
-    KERAS_INTERNALS["moments"]: moments,
+    KERAS_INTERNALS["moments"]: moments_with(_moments, ("float16",), torch.clip),
     KERAS_INTERNALS["masked_moments"]: masked_moments,
     KERAS_INTERNALS["apply"]: applied,
 }
