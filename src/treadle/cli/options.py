@@ -5,6 +5,7 @@ and `RunOptions` hold those that several commands share.
 """
 
 from dataclasses import MISSING, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,89 +81,53 @@ def _recipe_names(incomplete: str) -> list[str]:
     return [name for name in find() if name.startswith(incomplete)]
 
 
-def backend_option() -> Any:
-    """Declare `--backend`."""
-    return option(
-        "tensorflow, jax or torch; default: KERAS_BACKEND, then the only installed backend, then "
-        "Keras' configuration file.",
-        "NAME",
-        HOW,
-    )
-
-
-def data_dir_option() -> Any:
-    """Declare `--data-dir`."""
-    return option(
-        "Folder with data sets; default: the environment variable TREADLE_DATA, then Keras' "
-        "download folder.",
-        "FOLDER",
-        WHERE,
-    )
-
-
-def epochs_option() -> Any:
-    """Declare `--epochs`."""
-    return option("Passes over the data; default: the task's own.", "N", HOW_LONG, min=1)
-
-
-def steps_option() -> Any:
-    """Declare `--steps`."""
-    return option("Number of steps (calls of train_step).", "N", HOW_LONG, min=1)
-
-
-def devices_option() -> Any:
-    """Declare `--devices`."""
-    return option(
-        "Split each batch among N devices (JAX); results are those of one device, within rounding. "
-        "On a CPU, it is divided into N virtual devices, for a trial.",
-        "N",
-        HOW,
-        min=1,
-    )
-
-
-def deterministic_flag() -> Any:
-    """Declare `--deterministic`."""
-    return flag("On a GPU, compute the same bits again, by algorithms that may be slower.", HOW)
-
-
-def no_compile_cache_flag() -> Any:
-    """Declare `--no-compile-cache`."""
-    return flag(
-        "Compile all programs again, and keep none for the next run (JAX); for all commands: "
-        "TREADLE_COMPILE_CACHE=off.",
-        HOW,
-    )
-
-
-def plot_option() -> Any:
-    """Declare `--plot`."""
-    return option("Save a plot to this file: .png, .svg or .pdf.", "FILE.png", PRINTED)
-
-
-def quiet_flag() -> Any:
-    """Declare `--quiet`."""
-    return flag("Show no progress.", PRINTED, "--quiet", "-q")
-
-
-def json_flag() -> Any:
-    """Declare `--json`."""
-    return flag("Print one JSON object and nothing else.", PRINTED)
-
-
-def run_directory() -> Any:
-    """Declare the directory of a run."""
-    return argument(metavar="FOLDER", help="The directory of a run.")
-
-
-def settings_option() -> Any:
-    """Declare `--set`."""
-    return option(
-        "A setting of the task, as --set units=128. May be repeated. NAME --help lists them.",
-        "NAME=VALUE",
-        None,
-        "--set",
-    )
+# Options that several commands share: each call declares one as a field.
+backend_option = partial(
+    option,
+    "tensorflow, jax or torch; default: KERAS_BACKEND, then the only installed backend, then "
+    "Keras' configuration file.",
+    "NAME",
+    HOW,
+)
+data_dir_option = partial(
+    option,
+    "Folder with data sets; default: the environment variable TREADLE_DATA, then Keras' "
+    "download folder.",
+    "FOLDER",
+    WHERE,
+)
+epochs_option = partial(
+    option, "Passes over the data; default: the task's own.", "N", HOW_LONG, min=1
+)
+steps_option = partial(option, "Number of steps (calls of train_step).", "N", HOW_LONG, min=1)
+devices_option = partial(
+    option,
+    "Split each batch among N devices (JAX); results are those of one device, within rounding. "
+    "On a CPU, it is divided into N virtual devices, for a trial.",
+    "N",
+    HOW,
+    min=1,
+)
+deterministic_flag = partial(
+    flag, "On a GPU, compute the same bits again, by algorithms that may be slower.", HOW
+)
+no_compile_cache_flag = partial(
+    flag,
+    "Compile all programs again, and keep none for the next run (JAX); for all commands: "
+    "TREADLE_COMPILE_CACHE=off.",
+    HOW,
+)
+plot_option = partial(option, "Save a plot to this file: .png, .svg or .pdf.", "FILE.png", PRINTED)
+quiet_flag = partial(flag, "Show no progress.", PRINTED, "--quiet", "-q")
+json_flag = partial(flag, "Print one JSON object and nothing else.", PRINTED)
+run_directory = partial(argument, metavar="FOLDER", help="The directory of a run.")
+settings_option = partial(
+    option,
+    "A setting of the task, as --set units=128. May be repeated. NAME --help lists them.",
+    "NAME=VALUE",
+    None,
+    "--set",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
