@@ -66,7 +66,7 @@ class JSONLines(Hook):
 
     def start(self, loop: LoopView) -> None:
         """Open the file, after removing lines of later steps."""
-        path = _resolved(self._path, loop, LOG, self)
+        path = resolved(self._path, loop, LOG, self, f"'{LOG}'")
         size, self._size = self._size, None
         self._folder = Folder.open(path.parent, create=True)
         self._file = self._folder.append_to(path.name)
@@ -142,7 +142,7 @@ class CSV(Hook):
 
     def start(self, loop: LoopView) -> None:
         """Write the rows of earlier epochs."""
-        path = self._path = _resolved(self._given, loop, "epochs.csv", self)
+        path = self._path = resolved(self._given, loop, "epochs.csv", self, "'epochs.csv'")
         self._columns = []
         has_rows = any(record.kind == "epoch" for record in loop.history.records)
         with Folder.open(path.parent, create=True) as folder:
@@ -201,14 +201,21 @@ def _check_table(folder: Folder, name: str) -> None:
         )
 
 
-def _resolved(path: Path | None, loop: LoopView, default: str, hook: Hook) -> Path:
-    if path is None and loop.directory is None:
+def resolved(path: Path | None, loop: LoopView, default: str, hook: Hook, example: str) -> Path:
+    """Return the path that a hook was given, or else that of `default` in the run directory.
+
+    Raises:
+        ConfigurationError: There is neither. The message has an example of the argument.
+    """
+    if path is not None:
+        return path
+    if loop.directory is None:
         kind = type(hook).__name__
         raise ConfigurationError(
             f"{kind}() writes {default} into the run directory, but this run has none: pass "
-            f"{kind}('{default}'), or a directory to the loop"
+            f"{kind}({example}), or a directory to the loop"
         )
-    return path if path is not None else Path(loop.directory or "") / default
+    return loop.directory / default
 
 
 @cache

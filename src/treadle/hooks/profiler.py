@@ -12,6 +12,7 @@ from ..core.logs import StepLogs
 from ..core.progress import Costs
 from ..core.triggers import Span, When
 from ..errors import ConfigurationError
+from .lines import resolved
 
 LISTED = 8  # the number of operations in the table
 LONGEST = 48  # longer names of operations are truncated
@@ -67,13 +68,7 @@ class Profiler(DetailedHook):
         self._began = loop.progress.seconds
         if not self._last:
             return
-        if self._given is None and loop.directory is None:
-            raise ConfigurationError(
-                "Profiler() writes into the run directory, but this run has none: pass "
-                "Profiler(directory='profile'), or a directory to the loop"
-            )
-        own = Path(loop.directory or "") / "profile"
-        self._directory = own if self._given is None else self._given
+        self._directory = resolved(self._given, loop, "profile/", self, "directory='profile'")
 
     def before(self, loop: LoopView) -> None:
         """Start the trace if it is due."""

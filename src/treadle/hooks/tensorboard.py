@@ -16,6 +16,7 @@ from ..core.logs import Array, Record, StepLogs, plain
 from ..core.triggers import Span, When
 from ..errors import ConfigurationError
 from .events import PATTERN, EventFile
+from .lines import resolved
 from .tracking import recorded_settings
 
 # Folders; TensorBoard shows each as a run. Hyperparameters are written to the training folder,
@@ -78,15 +79,10 @@ class TensorBoard(Hook):
 
     def start(self, loop: LoopView) -> None:
         """Remove events of later steps that an earlier process wrote."""
-        if self._given is None and loop.directory is None:
-            raise ConfigurationError(
-                "TensorBoard() writes into the run directory, but this run has none: pass "
-                "TensorBoard('logs/first'), or a directory to the loop"
-            )
-        own = Path(loop.directory or "") / "tensorboard"
+        root = resolved(self._given, loop, "tensorboard/", self, "'logs/first'")
         restored, self._restored = self._restored, None
         self._begin()
-        self._root = own if self._given is None else self._given
+        self._root = root
         self._looked = loop.progress
         self._first = loop.progress.step + 1
         self._optimizers = loop.state.optimizers
