@@ -6,7 +6,7 @@ afterwards, in float32 (Micikevicius et al. 2018, https://arxiv.org/abs/1710.037
 too large, gradients overflow: then the step is undone and the scale halved.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -14,8 +14,8 @@ from keras import ops
 
 from ..backends.types import Tensor, Variable
 from ..core.logs import LOSS_SCALE, UNDONE
-from ..errors import ConfigurationError, StateError, StepError
-from .skipping import Step, counted_unless
+from ..errors import ConfigurationError, StateError
+from .skipping import Step, undone_if
 
 
 class LossScale:
@@ -140,32 +140,18 @@ def undoing(step: Step, scale: LossScale, changed: Sequence[Variable], name: str
             are not undone.
         name: The step's name, for messages.
     """
+    guarded = undone_if(
+        lambda _: scale.end_step(), step, changed, name, "loss scaling", (LOSS_SCALE, UNDONE)
+    )
 
-    def guarded(batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        before = [ops.copy(ops.convert_to_tensor(variable)) for variable in changed]
+    def with_scale(batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         used = ops.copy(ops.convert_to_tensor(scale.scale))
-        values, weights = step(batch)
-        _reject_reserved_names(values, name)
-        # Copied, since the step may have returned a variable's buffer, which is about to change.
-        values = {key: ops.copy(value) for key, value in values.items()}
-        undone = scale.end_step()
-        for variable, old in zip(changed, before, strict=True):
-            variable.assign(ops.where(undone, old, ops.convert_to_tensor(variable)))
-        values, weights = counted_unless(undone, values, weights, batch)
+        values, weights = guarded(batch)
         return {**values, LOSS_SCALE: used}, {**weights, LOSS_SCALE: weights[UNDONE]}
 
-    return guarded
+    return with_scale
 
 
 def _wide(tensor: Tensor) -> Tensor:
     narrow = keras.backend.standardize_dtype(tensor.dtype) in ("float16", "bfloat16")
     return ops.cast(tensor, "float32") if narrow else tensor
-
-
-def _reject_reserved_names(values: Mapping[str, Any], name: str) -> None:
-    for own in (LOSS_SCALE, UNDONE):
-        if own in values:
-            raise StepError(
-                f"{name} returned {own!r}, but loss scaling logs a value of its own under this "
-                "name: rename yours"
-            )

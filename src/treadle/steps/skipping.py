@@ -30,37 +30,46 @@ def skipping(
         name: The step's name, for messages.
     """
 
+    def is_undone(values: Mapping[str, Tensor]) -> Tensor:
+        checked = [*values.values(), *(ops.convert_to_tensor(v) for v in watched)]
+        return ops.logical_not(_all_finite(checked))
+
+    return undone_if(is_undone, step, changed, name, "skipping steps")
+
+
+def undone_if(
+    is_undone: Callable[[Mapping[str, Tensor]], Tensor],
+    step: Step,
+    changed: Sequence[Variable],
+    name: str,
+    feature: str,
+    reserved: Sequence[str] = (UNDONE,),
+) -> Step:
+    """Wrap a step so that all its updates are undone if a function of its values returns true.
+
+    The wrapped step adds `undone` to the values, and weights are zero if the step was undone.
+    `feature` is what logs the `reserved` values, for the message if the step returns one of them.
+    """
+
     def guarded(batch: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         before = [ops.copy(ops.convert_to_tensor(variable)) for variable in changed]
         values, weights = step(batch)
-        if UNDONE in values:
+        if found := next((own for own in reserved if own in values), None):
             raise StepError(
-                f"{name} returned {UNDONE!r}, but skipping steps logs a value of its own under "
-                "this name: rename yours"
+                f"{name} returned {found!r}, but {feature} logs a value of its own under this "
+                "name: rename yours"
             )
         # Copied, since the step may have returned a variable's buffer, which is about to change.
         values = {key: ops.copy(value) for key, value in values.items()}
-        checked = [*values.values(), *(ops.convert_to_tensor(v) for v in watched)]
-        undone = ops.logical_not(_all_finite(checked))
+        undone = is_undone(values)
         for variable, old in zip(changed, before, strict=True):
             variable.assign(ops.where(undone, old, ops.convert_to_tensor(variable)))
-        return counted_unless(undone, values, weights, batch)
+        examples = ops.cast(examples_of(batch), "float32")
+        counted = {key: _unless(undone, weights.get(key, examples)) for key in values}
+        values[UNDONE] = ops.cast(undone, "float32")
+        return values, {**counted, UNDONE: examples}
 
     return guarded
-
-
-def counted_unless(
-    undone: Tensor, values: Mapping[str, Tensor], weights: Mapping[str, Tensor], batch: Any
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Add `undone` to the values, and return weights that are zero if the step was undone."""
-    examples = ops.cast(examples_of(batch), "float32")
-    return (
-        {**values, UNDONE: ops.cast(undone, "float32")},
-        {
-            **{key: _unless(undone, weights.get(key, examples)) for key in values},
-            UNDONE: examples,
-        },
-    )
 
 
 def _all_finite(tensors: Sequence[Tensor]) -> Tensor:
