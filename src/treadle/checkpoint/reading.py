@@ -126,7 +126,8 @@ class _PartReader:
         self._files = {part: file.name for part, file in manifest.files.items() if is_part(part)}
         self._offsets: dict[str, int] = {}
         for file in self._files:
-            arrays = _in_order(manifest, file)
+            arrays = [array for array in manifest.arrays if array.file == file]
+            arrays = in_file_order(arrays, lambda array: array.dtype)
             offset = len(_header(arrays))
             for array in arrays:
                 self._offsets[array.entry] = offset
@@ -160,12 +161,6 @@ class _PartReader:
                     "run resumes from the checkpoint before"
                 )
         return found
-
-
-def _in_order(manifest: Manifest, file: str) -> list[StoredArray]:
-    """Return the arrays of a file in its order."""
-    arrays = [array for array in manifest.arrays if array.file == file]
-    return in_file_order(arrays, lambda array: array.dtype)
 
 
 def _header(ordered: Sequence[StoredArray]) -> bytes:

@@ -205,7 +205,10 @@ def _without_unused(backend: str) -> Generator[None]:
     gc.disable()
     names = [name for name in _SELDOM_USED if name != backend and name not in sys.modules]
     # None: to import it raises an ImportError
-    hidden: dict[str, Any] = {name: _later(name) for name in names}
+    has_plots = find_spec("matplotlib") is not None
+    hidden: dict[str, Any] = {
+        name: _Later(name) if name != "jax" and has_plots else None for name in names
+    }
     sys.modules.update(hidden)
     try:
         yield
@@ -228,11 +231,6 @@ class _Later(ModuleType):
         if name.startswith("__") or sys.modules.get(self.__name__) is self:  # still hidden
             raise AttributeError(name)
         return getattr(import_module(self.__name__), name)
-
-
-def _later(name: str) -> ModuleType | None:
-    """Return a stand-in for Matplotlib, if it is installed; None for other modules."""
-    return _Later(name) if name != "jax" and find_spec("matplotlib") is not None else None
 
 
 @contextmanager

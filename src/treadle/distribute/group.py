@@ -74,7 +74,9 @@ class SeveralProcesses(ProcessGroup, ABC):
         try:
             result = function()
         except TreadleError as error:
-            self.exchange([_public_name(error), str(error)], at)
+            kinds = (kind.__name__ for kind in type(error).__mro__)
+            public = next(name for name in kinds if hasattr(errors, name))
+            self.exchange([public, str(error)], at)
             raise
         self.exchange(["", result], at)
         return result
@@ -120,9 +122,6 @@ class SeveralProcesses(ProcessGroup, ABC):
 
 class WindowAgreement:
     """Exchanges what differs between the processes of a run, and decides for all of them.
-
-    Args:
-        group: The processes.
 
     Attributes:
         signal: The signal that any process has received, once all know of it.
@@ -196,11 +195,6 @@ def _arrays(forms: Sequence[Any], data: bytes) -> list[Array]:
         found.append(np.frombuffer(data, dtype, count, start).reshape(shape))
         start += count * dtype.itemsize
     return found
-
-
-def _public_name(error: TreadleError) -> str:
-    """Return the name of the class of an error, or of its base class, in `treadle.errors`."""
-    return next(kind.__name__ for kind in type(error).__mro__ if hasattr(errors, kind.__name__))
 
 
 def _differences(theirs: Any, chiefs: Any, rank: int, path: str = "") -> list[str]:

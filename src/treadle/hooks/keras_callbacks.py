@@ -243,7 +243,9 @@ class KerasCallbacks(DetailedHook):
     @property
     def history(self) -> Any:
         """The `keras.callbacks.History` of the callbacks."""
-        return next(c for c in self._callbacks if _is_history(c))
+        import keras
+
+        return next(c for c in self._callbacks if isinstance(c, keras.callbacks.History))
 
     @property
     def stopped(self) -> bool:
@@ -364,12 +366,6 @@ def ordered(values: Mapping[str, Any]) -> dict[str, Any]:
     others = sorted(name for name in values if name.startswith("val_"))
     every = sorted(values) if names == sorted(names) else [*names, *others]
     return {name: values[name] for name in every}
-
-
-def _is_history(callback: Any) -> bool:
-    import keras
-
-    return isinstance(callback, keras.callbacks.History)
 
 
 def _epochs(loop: LoopView) -> float:

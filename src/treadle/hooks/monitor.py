@@ -94,7 +94,10 @@ class Monitor:
             return None
         self._last_step = step
         value = float(record.values[self.name])
-        if not self._is_better(value):
+        is_better = (
+            self.best is None or self._sign * value < self._sign * self.best - self._min_delta
+        )
+        if value != value or not is_better:
             self.waited += 1
             return False
         self.best, self.best_step, self.waited = value, step, 0
@@ -124,13 +127,6 @@ class Monitor:
         _check(state, "")
         self.best, self.waited = state["best"], state["waited"]
         self.best_step, self._last_step = state["best_step"], state["last_step"]
-
-    def _is_better(self, value: float) -> bool:
-        if value != value:
-            return False
-        if self.best is None:
-            return True
-        return self._sign * value < self._sign * self.best - self._min_delta
 
     def _reject_unknown(self, record: Record) -> None:
         """Raise, unless the name belongs to a validation that has not run yet."""

@@ -96,10 +96,8 @@ class NonFinite(Hook):
         """Remember which non-trainable variables are not finite at the start."""
         self._checked_step, self._acted = loop.progress.step, False
         if self._before is not None:  # the run is resumed
-            (self._warned, self._exempt, self._skipped), self._before = (
-                self._before,
-                None,
-            )
+            self._warned, self._exempt, self._skipped = self._before
+            self._before = None
             return
         self._warned = set()
         found = not_finite(loop.state)

@@ -30,10 +30,6 @@ _EMPTY = frozenset(
 )
 
 
-def _has_state(hook: Hook) -> bool:
-    return type(hook).state is not Hook.state
-
-
 def _class_of(name: str) -> str:
     """Return the class in the name of a state, such as `EarlyStopping(val_loss min)`."""
     return re.split(r"[-(]", name)[0]
@@ -110,7 +106,8 @@ class HookDispatcher:
             with found.reading(f"the state of the hook {name}") if is_own(hook) else nullcontext():
                 hook.restore(state)
         lost = [x for x, state in saved.items() if state and x not in named and _is_told(x)]
-        new = [x for x in named if x not in saved and _is_told(x) and _has_state(named[x])]
+        stateful = [x for x, hook in named.items() if type(hook).state is not Hook.state]
+        new = [x for x in stateful if x not in saved and _is_told(x)]
         parts = [f"{', '.join(lost)} fits no hook of the script and is lost"] if lost else []
         parts += [f"{', '.join(new)} has none and begins"] if new else []
         what = f"states of hooks in the checkpoint of step {found.progress.step}"
@@ -209,11 +206,6 @@ class _HookRun:
     An exception gets a note with the run's progress; a file system error becomes a `DirectoryError`
     if the run directory is missing. Some hooks run in every step, so this is a class: a generator
     with `contextmanager` takes five times as long.
-
-    Args:
-        dispatcher: The dispatcher that calls the hook.
-        name: The name of the hook.
-        loop: The running loop.
     """
 
     __slots__ = ("_before", "_dispatcher", "_loop", "_name", "_progress")

@@ -143,7 +143,7 @@ class Engine:
             run.feed.close()  # these batches are read again by a later call
             raise
         run.account(logs)
-        if training.has_violations:
+        if training.violations:
             with noting("train_step", run.progress):
                 training.check_promises()
         notify("steps", run, logs)

@@ -112,9 +112,8 @@ class Run:
             before = record.facts.get("options", {})
             self._takes_compilers = options.compiler == before.get("compiler", "auto")
             options = as_recorded(options, before, record.facts.get("execution"))
-        self.training = Training(
-            task, replace(options, skip_nonfinite=services.skips_nonfinite), process_group().size
-        )
+        skips = any(guard.skips for guard in services.guards)
+        self.training = Training(task, replace(options, skip_nonfinite=skips), process_group().size)
         # Evaluation is captured: its step is short, and takes as long to compile.
         self.evaluation = Evaluation(task, replace(options, compiler="auto"))
         self.feed, self.epoch_source = services.feed, EpochSource()

@@ -74,11 +74,6 @@ class Services:
     feed: Feed = field(default_factory=Feed)
 
     @property
-    def skips_nonfinite(self) -> bool:
-        """Whether steps with non-finite results are undone."""
-        return any(guard.skips for guard in self.guards)
-
-    @property
     def rolls_back(self) -> bool:
         """Whether the run rolls back to a checkpoint when a value is not finite."""
         return any(guard.rolls_back for guard in self.guards)

@@ -27,11 +27,6 @@ from .epoch_values import epoch_values
 class Training:
     """Runs a task's `train_step` and accumulates the means of its values.
 
-    Args:
-        task: The task.
-        options: Execution options.
-        processes: The number of processes that train together.
-
     Attributes:
         prepared: The built and compiled step; None before the first batch.
         batch_examples: Examples in the largest batch so far.
@@ -39,6 +34,7 @@ class Training:
         measure_next: Whether to measure the layers in the first step of the next window.
         measured: The statistics of the first step of the last window, if they were measured.
         unmeasured: Why they were not measured, as a sentence; empty if they were.
+        violations: What `Options(checked=True)` found in the last window.
         rare_forms: How often forms of batch came that are not compiled so far.
     """
 
@@ -52,7 +48,7 @@ class Training:
         self._timing: tuple[Window, float, int] | None = None
         self._epoch, self._since_last_logs = epoch_values(task, "train_step"), Means()
         self._last: tuple[int, Window] | None = None
-        self._broken: list[str] = []
+        self.violations: list[str] = []
         self._compilers: Mapping[str, str] = {}
         self.rare_forms = RareForms()
 
@@ -224,7 +220,7 @@ class Training:
             if meanwhile is not None:
                 meanwhile(after, outputs.running)
         finally:
-            values, weights, self._broken = outputs.fetch()
+            values, weights, self.violations = outputs.fetch()
         if isinstance(outputs, MeasuredOutputs):
             self.measured = outputs.statistics
         self.ended = outputs.ended
@@ -283,15 +279,10 @@ class Training:
         """Return how many steps may have changed the state if running a window fails."""
         return 0 if self.prepared is None or self.prepared.is_whole(window) else window.count
 
-    @property
-    def has_violations(self) -> bool:
-        """Whether `Options(checked=True)` found something in the last window."""
-        return bool(self._broken)
-
     def check_promises(self) -> None:
         """Raise an error for what `Options(checked=True)` found in the last window."""
-        if self._broken and self.prepared is not None:
-            self.prepared.raise_violations(self._broken)
+        if self.violations and self.prepared is not None:
+            self.prepared.raise_violations(self.violations)
 
     def changed_constants(self) -> Changed:
         """Return which Python values of the task changed since the step was built, and how."""

@@ -208,7 +208,7 @@ class Discovery:
             elif self._holds_more(thing):
                 self._walk_attributes(thing, path, None)
             else:
-                self._holders[path] = Constant(partial(_itself, thing), _keep)
+                self._holders[path] = Constant(partial(lambda x: x, thing), _keep)
         self._deferred.clear()
 
     def _holds_more(self, thing: Any) -> bool:
@@ -506,10 +506,6 @@ def _name_of(kind: type) -> str:
 def _is_called_by_keras(kind: type) -> bool:
     """Return whether Keras may call any method of a class in a step."""
     return issubclass(kind, (keras.Layer, *_OBJECTS)) and not issubclass(kind, _NOT_IN_STEPS)
-
-
-def _itself(thing: Any) -> Any:
-    return thing
 
 
 def _keep(value: Any) -> None:

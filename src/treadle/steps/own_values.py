@@ -106,13 +106,7 @@ def own_values(functions: Iterable[Any], kinds: Iterable[type]) -> dict[str, Con
         >>> [constant.read() for constant in own_values([outer(2)], []).values()]
         [2]
     """
-    functions, kinds = list(functions), list(kinds)
-    search = _Search(Project([*map(function_of, functions), *kinds]))
-    for kind in kinds:
-        search.take_class(kind)
-    for function in functions:
-        search.take(function)
-    return search.found
+    return _searched(functions, kinds).found
 
 
 def read_by_steps(functions: Iterable[Any], kinds: Iterable[type], named: Iterable[type]) -> Read:
@@ -134,12 +128,8 @@ def read_by_steps(functions: Iterable[Any], kinds: Iterable[type], named: Iterab
         >>> sorted(read.attributes), list(read.holders)
         (['rate', 'scaled'], ['<lambda>.settings'])
     """
-    functions, kinds, named = list(functions), list(kinds), list(named)
-    search = _Search(Project([*map(function_of, functions), *kinds, *named]))
-    for kind in kinds:
-        search.take_class(kind)
-    for function in functions:
-        search.take(function)
+    named = list(named)
+    search = _searched(functions, kinds, named)
     members = [pair for kind in named for pair in _members(kind)]
     known = -1
     while len(search.names) != known:
@@ -149,6 +139,18 @@ def read_by_steps(functions: Iterable[Any], kinds: Iterable[type], named: Iterab
                 search.take(member)
     any_name = not _READS_ANY.isdisjoint(search.names)
     return Read(None if any_name else frozenset(search.names), search.holders)
+
+
+def _searched(
+    functions: Iterable[Any], kinds: Iterable[type], named: Iterable[type] = ()
+) -> "_Search":
+    functions, kinds = list(functions), list(kinds)
+    search = _Search(Project([*map(function_of, functions), *kinds, *named]))
+    for kind in kinds:
+        search.take_class(kind)
+    for function in functions:
+        search.take(function)
+    return search
 
 
 def _members(kind: type) -> list[tuple[str, Any, bool]]:

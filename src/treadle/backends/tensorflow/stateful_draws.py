@@ -22,16 +22,8 @@ from .patches import INTERNALS, traced_again
 Draw = Callable[..., Any]
 
 
-def _normal(seed: Any, shape: Any, dtype: Any) -> Any:
-    return tf.random.stateless_normal(shape, seed, dtype=dtype)
-
-
-def _truncated(seed: Any, shape: Any, dtype: Any) -> Any:
-    return tf.random.stateless_truncated_normal(shape, seed, dtype=dtype)
-
-
-def _uniform(seed: Any, shape: Any, dtype: Any) -> Any:
-    return tf.random.stateless_uniform(shape, seed, dtype=dtype)
+def _of_shape(draw: Draw) -> Draw:
+    return lambda seed, shape, dtype: draw(shape, seed, dtype=dtype)
 
 
 def _integers(seed: Any, shape: Any, minval: Any, maxval: Any) -> Any:
@@ -73,9 +65,9 @@ COUNTING: Final = frozenset(
 """Operations that draw, and count their calls in the kernel."""
 
 DRAWS: Final[Mapping[str, Draw]] = {
-    "RandomStandardNormal": _normal,
-    "TruncatedNormal": _truncated,
-    "RandomUniform": _uniform,
+    "RandomStandardNormal": _of_shape(tf.random.stateless_normal),
+    "TruncatedNormal": _of_shape(tf.random.stateless_truncated_normal),
+    "RandomUniform": _of_shape(tf.random.stateless_uniform),
     "RandomUniformInt": _integers,
     "Multinomial": _categories,
     "RandomGamma": _gamma,
