@@ -447,13 +447,7 @@ class Loop:
 
 
 def loop_with(task: Any, options: Options, services: Services) -> Loop:
-    """Return a loop with other services than those of a run directory, as for a replay.
-
-    Args:
-        task: The task.
-        options: Execution options.
-        services: The services.
-    """
+    """Return a loop with other services than those of a run directory, as for a replay."""
     loop = Loop.__new__(Loop)
     loop._begin(task, options, services)  # pyright: ignore[reportPrivateUsage]
     return loop

@@ -198,10 +198,6 @@ def final_state(directory: Path, record: RunFile) -> tuple[Mapping[str, Any], st
     If the file is not the one that the run wrote, the checkpoint of the same step is used, provided
     that it holds the same values.
 
-    Args:
-        directory: The run directory.
-        record: The record of the run.
-
     Returns:
         The arrays by path, empty if the run wrote no such file; and a sentence if they come from a
         checkpoint, else "".

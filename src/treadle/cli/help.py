@@ -131,12 +131,7 @@ def setting_hint(option: str, words: list[str]) -> str:
 
 
 def settings_lines(recipe: Recipe, width: int) -> list[str]:
-    """Return lines that list the settings of a task with types and defaults.
-
-    Args:
-        recipe: The task.
-        width: Width of the terminal in characters.
-    """
+    """Return lines that list the settings of a task with types and defaults."""
     if recipe.parameters is None:
         return [f" The settings of {recipe.name} cannot be read from its file.", ""]
     if not recipe.parameters:

@@ -16,9 +16,6 @@ Identity = tuple[int, int]
 class Claim:
     """The directory that a path led to when a run began; valid until it is released.
 
-    Args:
-        path: The run directory.
-
     Raises:
         DirectoryError: There is no such directory.
 

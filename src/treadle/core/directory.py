@@ -46,11 +46,6 @@ class LostRecordError(DirectoryError):
     Attributes:
         fault: What is wrong with the file, as a clause.
         missing: Whether there is no such file.
-
-    Args:
-        message: The message.
-        fault: See above.
-        missing: See above.
     """
 
     def __init__(self, message: str, fault: str, missing: bool = False) -> None:

@@ -143,7 +143,6 @@ def _machine() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """Return the model of the processor."""
     try:
         lines = _CPU.read_text().splitlines()
     except OSError:

@@ -29,9 +29,6 @@ class Lock:
     in it records the process that holds the lock, for messages only. A forked process, such as a
     data loading worker, does not hold the lock.
 
-    Args:
-        directory: The run directory.
-
     Example:
         >>> lock = Lock(Path("."))
         >>> lock.acquire()

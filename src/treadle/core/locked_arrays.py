@@ -104,9 +104,6 @@ def writable_view(array: Any) -> Any:
 class RenewedLock:
     """The lock of the arrays of a source, which is made again if it is not intact.
 
-    Args:
-        arrays: The arrays.
-
     Attributes:
         lock: The lock. Another one means that the arrays may have changed.
     """

@@ -109,9 +109,6 @@ class Project:
 
     Args:
         roots: The task's class, and the functions among its constructor arguments.
-
-    Attributes:
-        folders: The project folders.
     """
 
     def __init__(self, roots: Iterable[Any]) -> None:

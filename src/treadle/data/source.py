@@ -209,11 +209,7 @@ class BaseSource(ABC):
 
 
 class DerivedSource(BaseSource):
-    """Base class of sources that read from one other source, whose attributes they have too.
-
-    Attributes:
-        source: The other source.
-    """
+    """Base class of sources that read from one other source, whose attributes they have too."""
 
     source: Source
 
@@ -244,11 +240,7 @@ class DerivedSource(BaseSource):
 
 
 class DerivedReader:
-    """Base class of readers that pass on to one other reader what they do not change.
-
-    Args:
-        reader: The other reader.
-    """
+    """Base class of readers that pass on to one other reader what they do not change."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader

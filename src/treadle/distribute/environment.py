@@ -140,14 +140,7 @@ def single_process_only(why: str) -> None:
 
 
 class _Variables:
-    """Environment variables, read with checks.
-
-    Args:
-        given: The variables.
-
-    Attributes:
-        given: See above.
-    """
+    """Environment variables, read with checks."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self.given = given

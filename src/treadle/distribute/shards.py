@@ -106,9 +106,6 @@ class ShardedSource(BaseSource):
         batch_examples: The number of examples in a full batch; None if unknown.
         inexact: The reason why a share cannot be resumed exactly on as many processes, or None.
         closed_loop: Whether the batches of a share depend on the state of the run.
-
-    Args:
-        share: The share of this process.
     """
 
     def __init__(self, share: Source) -> None:

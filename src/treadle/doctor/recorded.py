@@ -15,9 +15,6 @@ from .conditions import Condition
 class Recorded:
     """The records of a run.
 
-    Args:
-        directory: The run directory.
-
     Attributes:
         facts: The content of `run.json`.
         recovered: A sentence if that file is lost and the content is that of a checkpoint, else "".

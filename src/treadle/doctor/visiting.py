@@ -210,7 +210,6 @@ class Visit(DetailedHook):
                 self._next_call += 1
 
     def _repeat_call(self, sources: Sources, number: int) -> None:
-        """Repeat one call of the loop."""
         if number >= len(sources.calls):
             raise DirectoryError(
                 f"{self._run} is damaged: the recorded calls of the loop, from that of the "

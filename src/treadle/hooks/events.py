@@ -30,9 +30,6 @@ class EventFile:
         directory: The directory; created if it does not exist.
         first_step: The next step. Readers discard what they have read of this step and later ones
             from files that have since been removed or truncated.
-
-    Attributes:
-        path: The path of the file.
     """
 
     def __init__(self, directory: Path, first_step: int) -> None:

@@ -281,7 +281,6 @@ def _power(number: float | None) -> str:
 
 
 def _text(kind: Kind, step: int, layers: Mapping[str, str], kinds: Mapping[str, str]) -> str:
-    """Return a verdict as text."""
     path, seen = next(iter(layers.items()))
     others = [f"{p} ({kinds[p]})" for p in layers][1:NAMED]
     left = len(layers) - 1 - len(others)

@@ -67,13 +67,7 @@ class MLflow(Tracker):
 
 
 class MLflowClient:
-    """The connection to a server.
-
-    Args:
-        experiment: The name of the experiment.
-        uri: The address of the server, or None.
-        name: The name of a new run, or None.
-    """
+    """The connection to a server."""
 
     unsure = 0
 

@@ -37,9 +37,6 @@ class NotebookDisplay:
 
     The output is updated through its display id, which every front end of Jupyter supports without
     further packages. When the display stops, the lines stay, also in a saved notebook.
-
-    Args:
-        display: The progress.
     """
 
     def __init__(self, display: Display) -> None:

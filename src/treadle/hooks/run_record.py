@@ -225,7 +225,6 @@ class RunRecord(Hook):
         self._started, self._begun, self.from_before = True, False, False
 
     def _lock_directory(self) -> None:
-        """Lock the directory for this process."""
         if self._left:  # an earlier call of this loop failed before its first step
             with _opened(self.path) as folder:
                 self._seen = folder.identity, None

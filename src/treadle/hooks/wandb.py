@@ -56,14 +56,7 @@ class Wandb(Tracker):
 
 
 class WandbClient:
-    """The connection to the package `wandb`, which has a process of its own for the network.
-
-    Args:
-        project: The name of the project.
-        name: The name of the run, or None.
-        mode: `"online"`, `"offline"` or None.
-        directory: The run directory, or None.
-    """
+    """The connection to the package `wandb`, which has a process of its own for the network."""
 
     unsure = 10_000  # steps that the package may hold in memory when its process is killed
 

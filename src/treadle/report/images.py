@@ -37,11 +37,6 @@ def is_image(value: str) -> bool:
 def read_image(images: Folder, file: str, run: str) -> bytes:
     """Return the content of an image in the folder of the images.
 
-    Args:
-        images: The folder.
-        file: The name of the file.
-        run: The identifier of the run.
-
     Raises:
         DirectoryError: If the file is missing, too large or damaged, or of another run.
     """

@@ -130,10 +130,6 @@ def state_of(directory: Path) -> RunState:
 def read_state(directory: Path, run: RunFile) -> RunState:
     """Return the state of a run.
 
-    Args:
-        directory: The run directory.
-        run: The record of the run.
-
     Raises:
         DataError: If the log is damaged.
         DirectoryError: If a file cannot be read.

@@ -67,10 +67,6 @@ def narrow_parts(task: Any) -> str:
 def checked_options(options: Any, task: Task) -> Options:
     """Return options after validating them; None becomes the defaults of the task.
 
-    Args:
-        options: The options.
-        task: The task.
-
     Raises:
         ConfigurationError: If `options` is neither None nor `treadle.Options`, or names a compiler
             of another backend.

@@ -26,9 +26,6 @@ from .validation import Validation
 class Calls:
     """Begins and ends the calls of a loop that train, and skips those of an earlier process.
 
-    Args:
-        run: The run.
-
     Attributes:
         in_context: Whether the loop's `with` block is active: hooks end with it.
     """

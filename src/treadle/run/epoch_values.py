@@ -75,11 +75,7 @@ class EpochValues:
 
 
 class OwnEpochValues(EpochValues):
-    """The values of an epoch by the metrics of a task that has one object for them.
-
-    Args:
-        own: The object.
-    """
+    """The values of an epoch by the metrics of a task that has one object for them."""
 
     def __init__(self, own: EpochMetrics) -> None:
         super().__init__("")

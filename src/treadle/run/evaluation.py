@@ -58,10 +58,6 @@ EachBatch = Callable[[int, "Mapping[str, float] | None"], None]
 class Evaluation:
     """Runs a task's `eval_step`, `predict_step` and other methods, compiled.
 
-    Args:
-        task: The task.
-        options: Execution options.
-
     Attributes:
         rare_forms: How often forms of batch came that are not compiled so far.
         calls: The number of calls of `call`, each of which uses a new random stream.

@@ -14,11 +14,7 @@ T = TypeVar("T")
 
 
 class Validation:
-    """The validation sets and their schedule.
-
-    Attributes:
-        when: The schedule.
-    """
+    """The validation sets and their schedule."""
 
     def __init__(self, when: When, sets: Mapping[str, Source]) -> None:
         self.when = when

@@ -327,5 +327,4 @@ def _examples(grads: list[Any], variables: list[Variable]) -> tuple[list[Any], l
 
 
 def _all_subclasses(base: Any) -> set[Any]:
-    """Return a class and all its subclasses."""
     return {base}.union(*(_all_subclasses(kind) for kind in base.__subclasses__()))

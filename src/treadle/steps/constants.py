@@ -42,11 +42,7 @@ class Constant(NamedTuple):
 
 
 class This:
-    """Fingerprint of an object, compared by identity.
-
-    Attributes:
-        thing: The object.
-    """
+    """Fingerprint of an object, compared by identity."""
 
     def __init__(self, thing: Any) -> None:
         self.thing = thing
@@ -65,9 +61,6 @@ class Items:
     """Fingerprint of a list, tuple or dict: its type, and its length or keys.
 
     The items have fingerprints of their own.
-
-    Attributes:
-        last: The last item, or None.
     """
 
     def __init__(self, container: Any) -> None:

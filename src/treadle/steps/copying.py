@@ -86,9 +86,6 @@ class _Copier:
     """Copies an object with all objects that it reaches, each once.
 
     Objects are created empty and filled later, so that a deep model needs no deep recursion.
-
-    Attributes:
-        copy: The copy.
     """
 
     def __init__(self, model: Any) -> None:

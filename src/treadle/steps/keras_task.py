@@ -30,11 +30,7 @@ _made_as: Final[dict[int, Any]] = {}  # by the id of an optimizer, see `_noted`
 
 
 class ModelMetrics:
-    """All metrics of a compiled model as one object, which its steps update.
-
-    Args:
-        model: The model.
-    """
+    """All metrics of a compiled model as one object, which its steps update."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -94,12 +90,6 @@ class KerasTask(Task):
     Its relative error is at most 1e-7 for each step of the epoch so far: 0.1 % after 10,000 steps.
     If a step returns other names than those of the model's metrics, its values are logged as it
     returns them.
-
-    Args:
-        model: A compiled `keras.Model`.
-
-    Attributes:
-        model: The model.
 
     Raises:
         ConfigurationError: `model` is no Keras model, or is not compiled.

@@ -31,12 +31,7 @@ from .state import State
 
 @dataclass
 class MeasuredProgram:
-    """A step that also returns statistics of its layers, and the executor that runs it.
-
-    Attributes:
-        step: The measured step.
-        executor: Its executor.
-    """
+    """A step that also returns statistics of its layers, and the executor that runs it."""
 
     step: MeasuredStep
     executor: Executor

@@ -196,7 +196,6 @@ def _run_here(
     validation: Any,
     on_trial_end: Callable[[Trial], None],
 ) -> None:
-    """Run all trials of a study in this process."""
     import keras
 
     from ..distribute.setup import overriding, setup

@@ -205,11 +205,7 @@ def _called(function: Callable[[], Any]) -> Iterator[Any]:
 
 
 class IteratorSource(BaseSource):
-    """A source of an iterator, which can be read only once, by a single reader.
-
-    Args:
-        iterator: The iterator of batches.
-    """
+    """A source of an iterator, which can be read only once, by a single reader."""
 
     def __init__(self, iterator: Iterator[Any]) -> None:
         self.length: int | None = None

@@ -108,7 +108,6 @@ def _paths(part: Any, known: dict[int, Counter[int]]) -> Counter[int]:
 
 
 def _is_seeded(part: Any) -> bool:
-    """Return whether a part has seeds."""
     return any(word in type(part).__name__ for word in ("Shuffle", "Random"))
 
 
