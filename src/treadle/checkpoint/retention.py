@@ -183,10 +183,6 @@ def remove_checkpoints(directory: Folder, name: str) -> None:
 
     A link is left alone: what it points to may belong to another run. The folder is renamed first:
     if the process is killed meanwhile, no run resumes from the checkpoints that are left.
-
-    Args:
-        directory: The run directory.
-        name: The name of the folder with the checkpoints.
     """
     if not directory.is_folder(name):
         return

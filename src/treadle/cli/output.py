@@ -86,6 +86,13 @@ def fitted(text: str, stream: TextIO) -> str:
     return printable(text, shutil.get_terminal_size().columns if stream.isatty() else None)
 
 
+def shown(value: object) -> str:
+    """Return a setting or a result as a short text; of a local function, the name alone."""
+    from ..core.logs import short  # late: it imports NumPy
+
+    return short(value) if isinstance(value, float) else str(value).rpartition("<locals>.")[2]
+
+
 def kept_free(wanted: bool) -> AbstractContextManager[Any]:
     """Redirect what tasks print to standard error, so that standard output holds only JSON.
 

@@ -130,22 +130,16 @@ def tune(options: Tune) -> None:
 
 def _line(trial: Trial, monitor: str) -> str:
     """Return one trial as a line; the number is written as in the name of its directory."""
-    values = " ".join(f"{name}={_short(value)}" for name, value in trial.parameters.items())
+    values = " ".join(f"{name}={output.shown(value)}" for name, value in trial.parameters.items())
     return f"trial {trial.number:04}  {_result(trial, monitor)}  {values}"
 
 
 def _result(trial: Trial, monitor: str) -> str:
     if trial.ended == "complete":
-        return f"{monitor} {_short(trial.value)}"
+        return f"{monitor} {output.shown(trial.value)}"
     if trial.ended == "failed":
         return f"failed: {trial.error}"
     return f"{trial.ended} after {trial.reports}"
-
-
-def _short(value: object) -> str:
-    from ..core.logs import short  # late: it imports NumPy
-
-    return short(value) if isinstance(value, float) else str(value)
 
 
 def _print(found: Tuned) -> None:
@@ -166,7 +160,7 @@ def _print(found: Tuned) -> None:
         for trial in found.ranked[:SHOWN]:
             seconds = f"{trial.seconds:.1f}" if trial.seconds is not None else ""
             step = "" if trial.step is None else trial.step
-            values = map(_short, (trial.value, step, *trial.parameters.values()))
+            values = map(output.shown, (trial.value, step, *trial.parameters.values()))
             table.add_row(f"{trial.number:04}", *values, seconds)
         Console(highlight=False).print(table)
     others = len(found.ranked[SHOWN:])

@@ -181,7 +181,7 @@ def _print(found: list[RunState]) -> None:
         }
     for run in found:
         settings = "  ".join(
-            f"{name}={_setting(value)}"
+            f"{name}={output.shown(value)}"
             for name, value in flattened(run.settings).items()
             if name in differing and (value is not None or len(found) > 1)
         )
@@ -200,12 +200,6 @@ def _print(found: list[RunState]) -> None:
     for run in found:
         if run.state in ("unreadable", "failed"):
             output.note(clean(f"{run.directory} {run.state}: {run.reason}", 500))
-
-
-def _setting(value: Any) -> str:
-    from ..core.logs import short
-
-    return short(value) if isinstance(value, float) else str(value).rpartition("<locals>.")[2]
 
 
 def _age(started: str) -> str:

@@ -60,7 +60,8 @@ class Calls:
         done = record.call(number, arguments)
         if record.finished and not done and not resume.is_later(number):
             run.restore_progress()  # resume with other arguments
-        if not done and not resume.next_call_was_complete:
+        saved = resume.state
+        if not done and (saved is None or number >= saved.call):  # not complete
             return False
         resume.next_call(run.progress)
         if source is not None and resume.is_of_this_call:

@@ -389,7 +389,7 @@ class Engine:
         changed = training.changed_constants()
         if changed or run.resume.recompile:
             self._recompile(window, changed)
-        if not training.is_prepared(window):
+        if training.prepared is None or not training.prepared.knows(window):
             self._note(new_form_note(training.forms, window, run.history))
             self._note(examples_note(window, run.history))
             run.prepare(window)

@@ -142,11 +142,6 @@ class Resume:
         return self.state is not None and self.call == self.state.call
 
     @property
-    def next_call_was_complete(self) -> bool:
-        """Whether the next call was complete before the checkpoint."""
-        return self.state is not None and self.call + 1 < self.state.call
-
-    @property
     def forms(self) -> Mapping[str, Any]:
         """The batch forms for which variables were created before the checkpoint, by step name."""
         return self.state.forms if self.state is not None else {}

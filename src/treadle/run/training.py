@@ -97,10 +97,6 @@ class Training:
         """The initial values of the variables that later batch forms created, by path."""
         return self.prepared.initial if self.prepared else {}
 
-    def is_prepared(self, window: Window) -> bool:
-        """Return whether the step is prepared for batches of this form."""
-        return self.prepared is not None and self.prepared.knows(window)
-
     def rare_steps(self, window: Window) -> int:
         """Return how many steps of this form run before it is compiled."""
         return self.prepared.rare_steps(window) if self.prepared else 0
