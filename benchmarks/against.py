@@ -18,7 +18,8 @@ from . import BACKENDS, DOCS, ROOT, environment_of, in_process, parser_of, write
 from .page import WORKLOADS
 from .timing import Spread, ratio
 
-CALLS = {"steps": 300, "step": 300, "evaluate": 100}  # batches of an epoch of a small network
+# Batches of an epoch of a small network.
+CALLS = {"steps": 300, "step": 300, "evaluate": 100, "stream": 300}
 WARM_UP = 2  # turns that are not counted
 
 
@@ -28,8 +29,9 @@ def main(arguments: list[str]) -> None:
     For each workload and backend, two processes train it: one with Treadle from this checkout, one
     with that of the other checkout. They take turns, so that both meet the same noise, and only one
     trains at a time. The ratio is the other's time by this one's, turn by turn: above 1, this one
-    is faster. Three workloads are no `fit` of a small network: `steps` reads the loss of each step,
-    `step` calls `loop.step` with each batch, `evaluate` calls `loop.evaluate`.
+    is faster. Four workloads are no `fit` of a small network in arrays: `steps` reads the loss of
+    each step, `step` calls `loop.step` with each batch, `evaluate` calls `loop.evaluate`, and
+    `stream` trains on a generator.
 
         git worktree add /tmp/before HEAD~1
         scripts/bench against /tmp/before --workload mlp-sgd
@@ -115,7 +117,7 @@ def _take_turns(workload: str) -> None:
 def calling(name: str) -> Any:
     """Return a contestant that makes one of the calls in `CALLS`."""
     from .calls import evaluate, stepping
-    from .contestants import Contestant
+    from .contestants import Contestant, TreadleLoop
     from .workloads import job
 
     made = job("mlp-sgd", CALLS[name])
@@ -124,14 +126,21 @@ def calling(name: str) -> Any:
     if name == "steps":
         return stepping(made, "1 step")
 
+    def batches() -> Iterator[Any]:
+        for rows in made.order():
+            yield tuple(array[rows] for array in made.arrays)
+
+    if name == "stream":
+        return TreadleLoop(made, batches)
+
     import treadle
 
     def epochs() -> Iterator[dict[str, float]]:
         with treadle.Loop(made.make(), console=False) as loop:
             while True:
                 total = 0.0
-                for rows in made.order():
-                    total += loop.step(tuple(array[rows] for array in made.arrays))["loss"]
+                for batch in batches():
+                    total += loop.step(batch)["loss"]
                 yield {"loss": total / made.steps}
 
     rounds = epochs()

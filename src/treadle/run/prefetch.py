@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from ..backends.background import take_back
 from ..backends.window import Window
 from ..core.hook import LoopView
 from ..core.options import run_seed
@@ -338,6 +339,7 @@ class Feed:
             if ahead is not None:
                 reader.put_back(ahead)
             reader.close()
+            take_back()  # what computes next need not be a window
 
 
 def _always() -> bool:

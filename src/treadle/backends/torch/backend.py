@@ -17,6 +17,7 @@ from ...core.float64 import CONVERTED
 from ...core.keras_internals import stateless_scope
 from ...core.options import Options
 from .. import hints
+from ..background import take_back
 from ..base import Backend, Caller, Executor, RefusedDistribution, single_device_only
 from ..eager import EagerExecutor
 from ..models import build_model
@@ -145,6 +146,7 @@ class TorchBackend(TorchControlFlow, Backend):
     def abstract_run(self, function: Callable[[Any], Any], batch: Any, step: StepContext) -> Scope:
         """Run a real batch in a scope; PyTorch's random state is restored afterwards."""
         scope = Scope()
+        take_back()
         try:
             with torch.random.fork_rng(), running(step), kept_arguments(), scope:
                 function(structures.mapped(self.to_device, batch))
@@ -343,6 +345,7 @@ def around(program: Program) -> Generator[None]:
 
     A native step records its own everywhere.
     """
+    take_back()
     gradients = nullcontext() if program.native else torch.no_grad()
     # A native training step may differentiate twice, which the fused operator does not allow.
     fuses = not program.native or program.name == "eval_step"

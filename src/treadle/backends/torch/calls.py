@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ...core import structures
+from ..background import take_back
 from ..base import Fetch, start_each
 from ..plans import RefusedError
 from ..program import Program, scope_of_call
@@ -41,6 +42,7 @@ class EagerCaller:
 
     def start(self, inputs: Any, stream: int) -> Fetch:
         """Run the function on copies of the inputs, which it may change in place."""
+        take_back()
         program = self._program
         with torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(torch.initial_seed() + stream + 1)
@@ -116,6 +118,7 @@ class CapturingCaller:
 
     def _replay(self, captured: Captured) -> Callable[[list[Any]], Any]:
         """Return a function that runs the captured function on the tensors of its inputs."""
+        take_back()
         state = [v._value for v in self._reads]
         number = step_number(0) if captured.uses_number else None
 

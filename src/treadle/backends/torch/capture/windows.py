@@ -19,7 +19,7 @@ import torch
 from ....core import structures
 from ....core.float64 import CONVERTED
 from ....core.options import Options
-from ...background import Done, Results, Running
+from ...background import Done, Results, Running, hand_over, take_back
 from ...eager import StepResult, run_step
 from ...plans import Facts, Plan
 from ...program import Program
@@ -186,9 +186,11 @@ class CaptureExecutor:
         captured = self._captured
         if isinstance(captured, Captured) and self.plan.compiler:
             if background and window.rows is None and not captured.draws:
+                hand_over()
                 return Running(
                     in_this_stream(lambda: _fetched(self._play(captured, batches, first_step)))
                 )
+            take_back()
             results = self._play(captured, batches, first_step)
         else:
             batches.arrive()

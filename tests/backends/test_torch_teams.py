@@ -1,0 +1,96 @@
+"""On PyTorch only the thread that computes keeps a team of OpenMP."""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Generator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import treadle
+from treadle.backends import background
+
+pytestmark = [
+    pytest.mark.skipif(keras.config.backend() != "torch", reason="teams of PyTorch's OpenMP"),
+    pytest.mark.skipif(sys.platform != "linux", reason="counts the threads in /proc"),
+]
+
+LENGTHS = (8, 8, 8, 12, 12, 12, 16, 16, 8)  # the last one is rare, and runs as Python
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Generator[None]:
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(threads)
+
+
+def unknown() -> set[int]:
+    """Return the threads that Python does not know: those of teams, and some others."""
+    known = {thread.native_id for thread in threading.enumerate()}
+    return {int(name) for name in os.listdir("/proc/self/task")} - known
+
+
+def members() -> int:
+    """Return their number, without threads that start or end just now."""
+    first = unknown()
+    time.sleep(0.02)
+    return len(first & unknown())
+
+
+class Data(keras.utils.PyDataset):
+    """Large batches of a few shapes."""
+
+    def __len__(self) -> int:
+        return len(LENGTHS)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return np.ones((4096, LENGTHS[index], 2), "float32"), np.ones((4096, 1), "float32")
+
+
+class Counts(treadle.Hook):
+    """Counts the members of teams, at different times."""
+
+    def __init__(self) -> None:
+        self._first, self.found = members(), dict[str, set[int]]()
+
+    def count(self, when: str) -> None:
+        self.found.setdefault(when, set()).add(members() - self._first)
+
+    def steps(self, loop: Any, logs: Any) -> None:
+        self.count("steps")
+        if loop.progress.epoch == 0:
+            loop.call(keras.ops.exp, np.ones((4096, 64), "float32"))
+            self.count("call")
+
+
+def test_no_thread_keeps_a_team_while_another_computes() -> None:
+    import torch
+
+    background.take_back()
+    background.hand_over()
+    counts = Counts()
+    layers = keras.layers
+    model = keras.Sequential([layers.Dense(16), layers.GlobalAveragePooling1D(), layers.Dense(1)])
+    model.compile("sgd", "mse")
+    treadle.fit(model, Data(), epochs=3, hooks=[counts])
+    assert any("treadle-window" in thread.name for thread in threading.enumerate())
+    counts.count("trained")
+    torch.ones(10**6).exp()
+    counts.count("own operation")
+    background.hand_over()
+    counts.count("handed over")
+    assert counts.found == {
+        "steps": {1},
+        "call": {1},
+        "trained": {0},
+        "own operation": {1},
+        "handed over": {0},
+    }
