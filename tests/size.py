@@ -31,9 +31,9 @@ LONG = 60
 # Budgets: about 3 % above what was counted when a limit was set, so that changes can be merged that
 # add a function each. A change that exceeds one says why; one that lowers a count lowers its limit.
 LIMITS = {
-    "lines": 72_100,
-    "lines of code": 44_740,
-    "files": 375,
+    "lines": 71_950,
+    "lines of code": 44_720,
+    "files": 370,
     "files outside distribute/ that use a group of processes": 10,
     "names in treadle": 41,
     "modules in treadle": 9,
@@ -46,13 +46,13 @@ LIMITS = {
 }
 LEAST = {"docstring lines for each line of code": 0.33}
 LIMITS_OF_RUNS = {
-    "functions of a steady window": {"jax": 123, "torch": 114, "tensorflow": 100},
+    "functions of a steady window": {"jax": 120, "torch": 113, "tensorflow": 98},
     "files of a steady window": {"jax": 32, "torch": 33, "tensorflow": 30},
-    "calls in loop.step()": {"jax": 202, "torch": 202, "tensorflow": 193},
+    "calls in loop.step()": {"jax": 201, "torch": 197, "tensorflow": 187},
     "calls in loop.call()": {"jax": 48, "torch": 48, "tensorflow": 46},
     "functions of loop.save()": {"jax": 215, "torch": 205, "tensorflow": 204},
     "functions of resuming until the first window": {
-        "jax": 1165,
+        "jax": 1160,
         "torch": 1265,
         "tensorflow": 1125,
     },
