@@ -4,16 +4,21 @@ PyTorch divides an operation on a CPU among a team of threads of OpenMP. Each Py
 calls operators has a team, and keeps it. GNU's OpenMP lets the members of a team wait actively for
 a while, but hardly if there are more of them than cores (see `GOMP_SPINCOUNT` in its manual). So
 beside a second team, even an idle one, each operation puts threads to sleep and wakes them: on two
-cores, steps of a network with two layers of 64 units took 2.5 instead of 1.1 ms. Therefore the
-thread that computed releases its team before another one computes. That takes 0.3 µs if it has
-none; to release a team of two and make the next one takes 0.1 ms.
+cores that nothing else used, steps of two layers of 64 units took 2.5 instead of 1.1 ms. Therefore
+a thread that computed releases its team before the other one computes. That takes 0.3 µs if it has
+none; to release an idle team of two and make the next one takes 0.1 ms.
+
+If reading takes longer than the windows, the team is kept: threads that wait actively would take
+the processor from the thread that reads.
 """
 
 import ctypes
+import os
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -23,7 +28,13 @@ _worker = ThreadPoolExecutor(1, thread_name_prefix="treadle-window")
 
 _HARD = 2  # omp_pause_hard, in section 3.2.44 of the specification of OpenMP 5.0
 
+_PROCESS = os.getpid()
 _away = False  # whether the background thread may have a team
+_was_awaited = True  # whether reading took less time than the latest window
+_computing = False  # whether a window runs
+
+# Reading takes less time than a window if the calling thread waits for this share of it.
+_AWAITED = 0.1
 
 Results = tuple[dict[str, Any], dict[str, Any], list[str]]
 
@@ -32,26 +43,27 @@ def hand_over() -> None:
     """Release the calling thread's team of OpenMP before the background thread computes."""
     global _away
     _away = True
-    _release()()
+    if _was_awaited and os.getpid() == _PROCESS:
+        _release()()
 
 
 def take_back() -> None:
     """Release the background thread's team of OpenMP before the calling thread computes.
 
-    It waits for a window that is running; the background thread must not call it.
+    It does nothing while a window runs, and in a forked process, which has neither thread.
     """
     global _away
-    if _away:
+    if _away and os.getpid() == _PROCESS and not _computing:
         _away = False
-        submit(_release())()
+        with suppress(RuntimeError):  # the interpreter ends
+            submit(_release())()
 
 
 @cache
 def _release() -> Callable[[], Any]:
     """Return a function that releases the calling thread's team.
 
-    It does nothing with other libraries than GNU's, whose members wait in the same way beside
-    other teams.
+    It does nothing with other libraries than GNU's.
     """
     if sys.platform == "linux":
         library = ctypes.CDLL(None)  # PyTorch loads OpenMP for the whole process
@@ -76,14 +88,19 @@ class Running:
         self._settle = settle
         self._ended = 0.0
         self._started = time.monotonic()
+        global _computing
+        _computing = True
         self._future = _worker.submit(self._timed, compute)
 
     def fetch(self) -> Results:
         """Wait, and return values and explicit weights per name, and violations."""
+        global _was_awaited
+        asked = time.monotonic()
         try:
             results = self._future.result()
         finally:  # after an interrupt too, the window must end before the state is read
             wait([self._future])
+        _was_awaited = self._ended - asked > _AWAITED * self.seconds
         return self._settle(results)
 
     def running(self) -> bool:
@@ -101,10 +118,11 @@ class Running:
         return self._ended - self._started
 
     def _timed(self, compute: Callable[[], Any]) -> Any:
+        global _computing
         try:
             return compute()
         finally:
-            self._ended = time.monotonic()
+            self._ended, _computing = time.monotonic(), False
 
 
 def submit(compute: Callable[[], Any]) -> Callable[[], Any]:

@@ -186,7 +186,8 @@ class CaptureExecutor:
         captured = self._captured
         if isinstance(captured, Captured) and self.plan.compiler:
             if background and window.rows is None and not captured.draws:
-                hand_over()
+                if not on_accelerator():
+                    hand_over()
                 return Running(
                     in_this_stream(lambda: _fetched(self._play(captured, batches, first_step)))
                 )
