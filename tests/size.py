@@ -32,7 +32,7 @@ LONG = 60
 # add a function each. A change that exceeds one says why; one that lowers a count lowers its limit.
 LIMITS = {
     "lines": 71_950,
-    "lines of code": 44_720,
+    "lines of code": 44_730,
     "files": 370,
     "files outside distribute/ that use a group of processes": 10,
     "names in treadle": 41,
