@@ -72,15 +72,18 @@ class Counts(treadle.Hook):
             self.count("call")
 
 
-@pytest.mark.parametrize(("least", "most"), [(-math.inf, 1), (math.inf, 2)])
+@pytest.mark.parametrize(
+    ("least", "children", "most"), [(-math.inf, 0, 1), (math.inf, 0, 2), (-math.inf, 1, 2)]
+)
 def test_a_team_is_released_before_another_thread_computes(
-    monkeypatch: pytest.MonkeyPatch, least: float, most: int
+    monkeypatch: pytest.MonkeyPatch, least: float, children: int, most: int
 ) -> None:
-    """It is kept only where reading takes longer than the windows."""
+    """It is kept where reading takes longer than the windows, or other processes read."""
     import torch
 
     monkeypatch.setattr(background, "_AWAITED", least)
-    monkeypatch.setattr(background, "_was_awaited", most == 1)
+    monkeypatch.setattr(background, "_was_awaited", least < 0)
+    monkeypatch.setattr(background, "active_children", lambda: [None] * children)
 
     background.take_back()
     if background._release()() is None:
@@ -95,6 +98,7 @@ def test_a_team_is_released_before_another_thread_computes(
     torch.ones(10**6).exp()
     counts.count("own operation")
     monkeypatch.setattr(background, "_was_awaited", True)
+    monkeypatch.setattr(background, "active_children", list)
     background.hand_over()
     counts.count("handed over")
     background.take_back()

@@ -8,8 +8,8 @@ cores that nothing else used, steps of two layers of 64 units took 2.5 instead o
 a thread that computed releases its team before the other one computes. That takes 0.3 µs if it has
 none; to release an idle team of two and make the next one takes 0.1 ms.
 
-If reading takes longer than the windows, the team is kept: threads that wait actively would take
-the processor from the thread that reads.
+If reading takes longer than the windows, or other processes read, the team is kept: threads that
+wait actively would take the processors from those that read.
 """
 
 import ctypes
@@ -20,6 +20,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import cache
+from multiprocessing import active_children
 from typing import Any
 
 # A single thread, so that windows run in order. Compiled calls release the GIL; submitting one
@@ -43,7 +44,7 @@ def hand_over() -> None:
     """Release the calling thread's team of OpenMP before the background thread computes."""
     global _away
     _away = True
-    if _was_awaited and os.getpid() == _PROCESS:
+    if _was_awaited and os.getpid() == _PROCESS and not active_children():
         _release()()
 
 
