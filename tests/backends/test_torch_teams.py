@@ -78,7 +78,7 @@ class Counts(treadle.Hook):
 def test_a_team_is_released_before_another_thread_computes(
     monkeypatch: pytest.MonkeyPatch, least: float, children: int, most: int
 ) -> None:
-    """It is kept where reading takes longer than the windows, or other processes read."""
+    """It is kept where reading takes long, or other processes read."""
     import torch
 
     monkeypatch.setattr(background, "_AWAITED", least)

@@ -3,13 +3,13 @@
 PyTorch divides an operation on a CPU among a team of threads of OpenMP. Each Python thread that
 calls operators has a team, and keeps it. GNU's OpenMP lets the members of a team wait actively for
 a while, but hardly if there are more of them than cores (see `GOMP_SPINCOUNT` in its manual). So
-beside a second team, even an idle one, each operation puts threads to sleep and wakes them: on two
+next to a second team, even an idle one, each operation puts threads to sleep and wakes them: on two
 cores that nothing else used, steps of two layers of 64 units took 2.5 instead of 1.1 ms. Therefore
 a thread that computed releases its team before the other one computes. That takes 0.3 µs if it has
 none; to release an idle team of two and make the next one takes 0.1 ms.
 
-If reading takes longer than the windows, or other processes read, the team is kept: threads that
-wait actively would take the processors from those that read.
+If reading takes more than half as long as the windows, or other processes read, the team is kept:
+threads that wait actively would take the processors from those that read.
 """
 
 import ctypes
@@ -31,11 +31,12 @@ _HARD = 2  # omp_pause_hard, in section 3.2.44 of the specification of OpenMP 5.
 
 _PROCESS = os.getpid()
 _away = False  # whether the background thread may have a team
-_was_awaited = True  # whether reading took less time than the latest window
+_was_awaited = True  # whether reading took less than half of the latest window
 _computing = False  # whether a window runs
 
-# Reading takes less time than a window if the calling thread waits for this share of it.
-_AWAITED = 0.1
+# The share of a window for which the calling thread must wait. Where reading took a third of each
+# step, it was faster to release the team; where it took half, there was no difference.
+_AWAITED = 0.5
 
 Results = tuple[dict[str, Any], dict[str, Any], list[str]]
 
