@@ -1,5 +1,6 @@
 """OwnRows of a batch and sums over them on PyTorch and TensorFlow, in one process of a group."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,11 +72,15 @@ DRAWS = {
     "binomial": lambda n, seed: keras.random.binomial((n, 3), 9.0, 0.3, seed=seed),
     "categorical": lambda n, seed: keras.random.categorical(ops.zeros((n, 3)), 2, seed=seed),
     "not-of-rows": lambda n, seed: keras.random.normal((2, 3), seed=seed),
+    "uniform-float64": lambda n, seed: keras.random.uniform((n, 3), dtype="float64", seed=seed),
+    "truncated-float16": lambda n, seed: keras.random.truncated_normal(
+        (n, 3), dtype="float16", seed=seed
+    ),
 }
+TOGETHER = {"gamma", "beta", "binomial"}  # refused on PyTorch
 
 
-@pytest.mark.skipif(BACKEND != "tensorflow", reason="PyTorch's draws are operators of a step")
-@pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.parametrize("name", sorted(DRAWS.keys() - (TOGETHER if BACKEND == "torch" else set())))
 def test_draws_are_rows_of_the_draw_for_the_whole_batch(name: str) -> None:
     draw, backend, noted = DRAWS[name], process(0), Seen()
     with backend.patched(), computing(None, noted):
@@ -93,16 +98,55 @@ def test_draws_are_rows_of_the_draw_for_the_whole_batch(name: str) -> None:
     np.testing.assert_array_equal(np.concatenate(parts, 1).reshape(whole.shape), whole)
 
 
+@pytest.mark.parametrize("seed", [3, None])
+@pytest.mark.parametrize("name", ["uniform", "dropout", "uniform-float64"])
+def test_a_process_makes_the_numbers_of_its_rows_only(name: str, seed: int | None) -> None:
+    noted, count = Seen(), 350_000
+    with process(0).patched(), computing(None, noted):
+        DRAWS[name](2 * count, seed)
+    mine = OwnRows(process(1), 2 * count, noted)
+
+    def draw() -> Any:
+        with mine._processes.patched(), computing(mine):
+            return DRAWS[name](count, seed)
+
+    own = largest(lambda: DRAWS[name](count, seed))
+    assert own <= largest(draw) <= own + 3  # a value of the counter makes four numbers
+
+
+def largest(draw: Callable[[], Any]) -> int:
+    """Return the size of the largest tensor that operators make in a function."""
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        graph = tf.function(draw, autograph=False).get_concrete_function().graph
+        return max(x.shape.num_elements() for op in graph.get_operations() for x in op.outputs)
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    sizes: list[int] = []
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found = func(*args, **(kwargs or {}))
+            sizes.append(found.numel() if isinstance(found, torch.Tensor) else 0)
+            return found
+
+    with Sizes():
+        draw()
+    return max(sizes)
+
+
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="of TensorFlow")
 def test_a_draw_whose_shape_depends_on_values() -> None:
     import tensorflow as tf
 
-    from treadle.distribute.tensorflow.replacements import of_shape
+    from treadle.distribute.tensorflow.replacements import of_parameters
 
     with pytest.raises(StepError) as raised:
-        tf.function(lambda n: of_shape()(tf.zeros, [n]), autograph=False).get_concrete_function(
-            tf.TensorSpec([], tf.int32)
-        )
+        tf.function(
+            lambda n: of_parameters()(tf.zeros, [n]), autograph=False
+        ).get_concrete_function(tf.TensorSpec([], tf.int32))
     assert str(raised.value) == (
         "the shape of a random draw depends on values, so that several processes cannot divide "
         "it: draw for a shape that follows from the shapes of the batch"

@@ -1,9 +1,11 @@
 """What replaces random draws and moments while a process computes its rows of a batch.
 
-Random draws: all processes draw the numbers for the whole batch, from a seed that is equal in all,
-and each takes its rows. Draws that do not depend on the number of rows are equal in all processes.
+Random draws: each process draws the numbers that its rows have in a draw for the whole batch, from
+a seed that is equal in all. Draws that do not depend on the number of rows are equal in all
+processes.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -18,8 +20,38 @@ from ..dividing.moments import Call, masked_moments, moments_with, number_of
 from ..dividing.rows import DRAW, OwnRows, applied, rows, seen
 
 
-def of_shape(**fills: float) -> Call:
-    """Return a function that draws numbers of a shape, perhaps with parameters for each number.
+def of_counter(values: int = 0) -> Call:
+    """Return a function that draws numbers of a shape, each from its own value of a counter.
+
+    Philox (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011) makes 128 bits
+    from each value, which is that of the first number plus the place of these bits. So rows have
+    the same bits as in a draw for the whole batch, and cost no more than themselves.
+
+    Args:
+        values: The values of the counter for one number, if it needs several: kernels reserve them.
+    """
+
+    def draw(original: Call, shape: Any, counter: Any, **kwargs: Any) -> Any:
+        mine, whole = _whole(_static(shape))
+        if mine is None or whole is None:
+            return original(shape=shape, counter=counter, **kwargs)
+        if whole[0] != mine.examples:  # several parts, each with the rows of the batch
+            return mine.rows_of(original(shape=list(whole), counter=counter, **kwargs))
+        row = math.prod(whole[1:])
+        dtype = tf.as_dtype(kwargs["dtype"] if "dtype" in kwargs else kwargs["minval"].dtype)
+        together = 16 // max(dtype.size, 4)  # numbers from one value
+        skipped, before = divmod(mine.first * row, together)
+        low, high = tf.unstack(tf.bitcast(counter, tf.int64))
+        low += skipped * (values * together or 1)
+        counter = tf.bitcast(tf.stack([low, high]), tf.uint64)
+        found = original(shape=[before + mine.count * row], counter=counter, **kwargs)
+        return tf.reshape(found[before:], [mine.count, *whole[1:]])
+
+    return draw
+
+
+def of_parameters(**fills: float) -> Call:
+    """Return a function that draws for the whole batch, with parameters for each number.
 
     Args:
         fills: A valid value of each parameter, for the rows of other processes.
@@ -93,13 +125,14 @@ def _moments(x: Any, axes: list[int], mine: OwnRows) -> tuple[Any, Any]:
 DRAWS: Final[Mapping[str, Call]] = {
     **dict.fromkeys(
         (
-            *("StatelessRandomUniformV2", "StatelessRandomNormalV2", "StatelessTruncatedNormalV2"),
+            *("StatelessRandomUniformV2", "StatelessRandomNormalV2"),
             *("StatelessRandomUniformFullIntV2", "StatelessRandomUniformIntV2"),
         ),
-        of_shape(),
+        of_counter(),
     ),
-    "StatelessRandomGammaV3": of_shape(alpha=1),
-    "StatelessRandomBinomial": of_shape(counts=1, probs=0.5),
+    "StatelessTruncatedNormalV2": of_counter(values=64),
+    "StatelessRandomGammaV3": of_parameters(alpha=1),
+    "StatelessRandomBinomial": of_parameters(counts=1, probs=0.5),
     "StatelessMultinomial": of_logits,
     "RandomPoissonV2": refused,
     "RandomShuffle": refused,
