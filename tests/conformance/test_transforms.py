@@ -10,7 +10,7 @@ from keras import ops
 
 import treadle
 from treadle import transforms
-from treadle.errors import GradientError, OwnershipError
+from treadle.errors import GradientError
 from treadle.testing import run_steps
 
 pytestmark = long_to_compile
@@ -246,7 +246,7 @@ def test_centralized_subtracts_the_mean_of_each_output() -> None:
 class Pair(treadle.Task):
     """A critic with `n` steps for each step of the generator."""
 
-    def __init__(self, n: int = 3, astray: bool = False) -> None:
+    def __init__(self) -> None:
         self.generator, self.critic = keras.Variable(1.0), keras.Variable(1.0)
         self.optimizers = {
             "critic": keras.optimizers.SGD(
@@ -254,13 +254,12 @@ class Pair(treadle.Task):
             ),
             "generator": keras.optimizers.Adam(0.01, use_ema=True),
         }
-        self.n, self.astray = n, astray
 
     def train_step(self, batch: Any) -> Any:
         def critic_loss(x: Any) -> Any:
             return (self.critic * self.generator - ops.mean(x)) ** 2
 
-        owners = [self.critic, *([self.generator] if self.astray else [])]
+        owners = [self.critic]
         for x in batch:  # a group of n batches
             with treadle.phase("critic", owns=[self.critic, self.optimizers["critic"]]):
                 losses, grads = treadle.gradients(lambda x=x: critic_loss(x), owners)
@@ -306,10 +305,3 @@ def test_each_optimizer_has_its_own_clipping_and_schedule() -> None:
     np.testing.assert_allclose(trace.values["critic_norm"], norms[2::3], rtol=1e-5)
     assert numbers(task.critic) == pytest.approx(w, rel=1e-5)
     assert numbers(task.generator) == 1
-
-
-def test_a_phase_that_changes_what_it_does_not_own() -> None:
-    group = (np.full(4, 2.0, "float32"),) * 3
-    with pytest.raises(OwnershipError) as caught:
-        run_steps(Pair(astray=True), [group], treadle.Options(checked=True))
-    assert str(caught.value).startswith("phase 'critic' changed generator, which it does not own")
