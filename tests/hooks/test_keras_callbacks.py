@@ -11,6 +11,7 @@ import pytest
 from executions import long_to_compile, some
 
 import treadle
+from tests.dying import Dying, Saving
 from treadle import data
 from treadle.errors import ConfigurationError
 from treadle.hooks import KerasCallbacks
@@ -271,22 +272,6 @@ def test_weights_are_swapped_for_validation() -> None:
 
     loss, _ = parts()
     np.testing.assert_allclose(run(under_treadle), run(under_fit), rtol=1e-4)
-
-
-class Saving(treadle.hooks.Checkpoint):
-    """Waits for each checkpoint, so that a run resumes from the last one that was due."""
-
-    def save(self, loop: Any, wait: bool = False, begins: bool = False) -> bool:
-        return super().save(loop, wait=True, begins=begins)
-
-
-class Dying(treadle.Hook):
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def steps(self, loop: Any, logs: Any) -> None:
-        if loop.progress.step >= self.at:
-            raise OSError("killed")
 
 
 class Counting(Callback):  # type: ignore[misc]

@@ -18,6 +18,7 @@ from executions import once, some
 from keras import ops
 
 import treadle
+from tests.dying import Dying
 from treadle.errors import DirectoryError, StateError
 from treadle.hooks import Checkpoint, NonFinite
 
@@ -106,15 +107,6 @@ class Saving(Checkpoint):
         self.saved.settle()
         super().save_if_due(*arguments, **named)
         self.saved.settle()
-
-
-class Dying(treadle.Hook):
-    def __init__(self, at: int | None) -> None:
-        self._at = at
-
-    def steps(self, loop: Any, logs: Any) -> None:
-        if self._at is not None and loop.progress.step >= self._at:
-            raise OSError("killed")
 
 
 def source() -> Any:

@@ -9,6 +9,7 @@ import pytest
 from executions import some
 
 import treadle
+from tests.dying import Dying, DyingAtTheEnd
 from treadle import data
 from treadle.checkpoint.arrays import read_arrays
 
@@ -106,20 +107,6 @@ def test_a_longer_run_resumes_from_the_raw_weights(tmp_path: Path) -> None:
         longer.state.arrays().items(), whole.state.arrays().values(), strict=True
     ):
         np.testing.assert_array_equal(ours, theirs, path)
-
-
-class Dying(treadle.Hook):
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def steps(self, loop: Any, logs: Any) -> None:
-        if loop.progress.step >= self.at:
-            raise OSError("killed")
-
-
-class DyingAtTheEnd(treadle.Hook):
-    def end(self, loop: Any, error: Any) -> None:
-        raise OSError("killed")
 
 
 @pytest.mark.parametrize("killed", some([Dying(7), Dying(13), DyingAtTheEnd()]))
