@@ -226,10 +226,6 @@ def test_an_error_in_the_step_exits_with_1():
     assert "step 1 (epoch 1, batch 1)" in result.stderr.splitlines()[-1]
 
 
-def test_an_interrupt_exits_with_130():
-    run_tiny("--set", "fails=interrupt", code=130)
-
-
 @pytest.mark.parametrize("quiet", [(), ("--quiet",)])
 def test_an_interrupt_is_told_once(quiet):
     result = run_tiny("--set", "fails=late interrupt", *quiet, code=130)

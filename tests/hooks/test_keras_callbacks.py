@@ -256,24 +256,6 @@ def test_tensorboard_of_keras(tmp_path: Path) -> None:
         assert ours == theirs
 
 
-def test_weights_are_swapped_for_validation() -> None:
-    swap = keras.callbacks.SwapEMAWeights()
-
-    def run(train: Any) -> list[float]:
-        losses: list[float] = []
-        reading = keras.callbacks.LambdaCallback(
-            on_epoch_end=lambda epoch, logs: losses.append(logs["val_loss"])
-        )
-        with pytest.MonkeyPatch.context() as patch:
-            optimizer = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9)
-            patch.setitem(globals(), "parts", lambda: (loss, optimizer))
-            train([swap, reading], epochs=2)
-        return losses
-
-    loss, _ = parts()
-    np.testing.assert_allclose(run(under_treadle), run(under_fit), rtol=1e-4)
-
-
 class Counting(Callback):  # type: ignore[misc]
     """A user's own: it counts, and keeps a list."""
 
