@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 import treadle as library
-from tests import cli_runs
-from tests.cli_runs import apart, run_tiny  # noqa: F401 - a fixture
+from tests.cli_runs import apart, run_tiny, treadle  # noqa: F401 - a fixture
 from tests.run_content import write_record
 from treadle.core import trust
 
@@ -31,14 +30,6 @@ def run(state, apart, tmp_path):  # noqa: F811
     """A finished run of the user's own script."""
     run_tiny("--directory", "mine", "--quiet")
     return tmp_path / "mine"
-
-
-def treadle(*arguments, code=0):
-    """Call a command as in a new process."""
-    import keras
-
-    keras.backend.clear_session()
-    return cli_runs.treadle(*arguments, code=code)
 
 
 def sha256(path):
