@@ -1,7 +1,5 @@
 """The public names, what importing them costs, and the errors."""
 
-import doctest
-import importlib
 import re
 import subprocess
 import sys
@@ -125,12 +123,6 @@ def test_noting_knows_the_start() -> None:
     assert caught.value.__notes__ == [
         "in it, before the first step; the weights are those of the start"
     ]
-
-
-@pytest.mark.parametrize("name", ["errors", "core.hook", "steps.planning", "core.terminal"])
-def test_examples_in_docstrings(name: str) -> None:
-    failed, tried = doctest.testmod(importlib.import_module(f"treadle.{name}"))
-    assert tried and not failed
 
 
 def test_dir_is_what_all_says() -> None:

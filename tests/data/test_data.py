@@ -1,7 +1,5 @@
 """`treadle.data`: what its functions reject, its examples, and what it imports."""
 
-import doctest
-import importlib
 import subprocess
 import sys
 
@@ -78,11 +76,3 @@ def test_importing_data_imports_no_framework():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize(
-    "module", ["arrays", "combine", "foreign.sources", "epochs", "functions", "order"]
-)
-def test_examples_in_docstrings(module):
-    failed, tried = doctest.testmod(importlib.import_module(f"treadle.data.{module}"))
-    assert tried and not failed

@@ -1,4 +1,3 @@
-import doctest
 import os
 import re
 import subprocess
@@ -97,11 +96,6 @@ def test_the_book_is_whole_and_plain():
     assert book.endswith("THE END\n")
     assert "\r" not in book and " \n" not in book
     assert "EDITION" not in book and "Gutenberg" not in book
-
-
-def test_examples_of_the_docstrings():
-    outcome = doctest.testmod(datasets)
-    assert outcome.failed == 0 and outcome.attempted > 0
 
 
 @pytest.mark.parametrize("name", ["digits", "wine", "alice"])

@@ -1,8 +1,6 @@
 """What certificates are made of: digests, attributes, differences, causes; and what is refused."""
 
-import doctest
 import functools
-import importlib
 import itertools
 import os
 import random
@@ -395,9 +393,3 @@ def test_the_command_imports_no_keras() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize("name", ["attributes", "drill"])
-def test_examples_in_docstrings(name: str) -> None:
-    failed, tried = doctest.testmod(importlib.import_module(f"treadle.testing.certify.{name}"))
-    assert tried and not failed
