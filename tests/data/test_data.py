@@ -1,8 +1,5 @@
 """`treadle.data`: what its functions reject, its examples, and what it imports."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -67,12 +64,3 @@ from treadle.errors import DataError
 def test_messages(call, message):
     with pytest.raises(DataError, match=message):
         call()
-
-
-def test_importing_data_imports_no_framework():
-    code = (
-        "import sys, treadle.data; "
-        "print([m for m in ('keras', 'tensorflow', 'jax', 'torch', 'grain') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

@@ -1,7 +1,5 @@
 import os
 import re
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -96,12 +94,6 @@ def test_the_book_is_whole_and_plain():
     assert book.endswith("THE END\n")
     assert "\r" not in book and " \n" not in book
     assert "EDITION" not in book and "Gutenberg" not in book
-
-
-@pytest.mark.parametrize("name", ["digits", "wine", "alice"])
-def test_included_data_sets_import_no_keras(name):
-    code = f"import sys, treadle.datasets as d; d.{name}(); assert 'keras' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("column", [False, True])

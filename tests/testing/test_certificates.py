@@ -4,8 +4,6 @@ import functools
 import itertools
 import os
 import random
-import subprocess
-import sys
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
@@ -384,12 +382,3 @@ def test_wrong_usage_is_an_error_before_a_process_starts(arguments: list[str], t
     done = CliRunner().invoke(app, ["certify", *arguments], env={"COLUMNS": "200"})
     assert done.exit_code == 2
     assert told in done.output
-
-
-def test_the_command_imports_no_keras() -> None:
-    code = (
-        "import sys\nfrom treadle import cli\nfrom treadle.testing.certify import certificate\n"
-        "print([m for m in ('keras', 'tensorflow', 'jax', 'torch') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
