@@ -18,10 +18,13 @@ LINKED = "it is a symbolic link, which is not followed. Put a file itself in its
 
 
 class Bomb:
-    """Leaves a trace where it is unpickled."""
+    """Makes a folder where it is unpickled."""
+
+    def __init__(self, path="exploded"):
+        self.path = path
 
     def __reduce__(self):
-        return os.mkdir, ("exploded",)
+        return os.mkdir, (str(self.path),)
 
 
 NUMBERS = "arrays.safetensors"

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.forging import Bomb
 from treadle import datasets
 from treadle.errors import DataError
 
@@ -198,11 +199,7 @@ def test_file_with_wrong_content_is_refused(tmp_path, changes, message):
 
 
 def test_pickle_is_never_executed(tmp_path):
-    class Trap:
-        def __reduce__(self):
-            return os.mkdir, (str(tmp_path / "executed"),)
-
-    write(tmp_path, "mnist", y_train=np.array([Trap()] * 5))
+    write(tmp_path, "mnist", y_train=np.array([Bomb(tmp_path / "executed")] * 5))
     with pytest.raises(DataError):
         datasets.mnist(tmp_path)
     assert not (tmp_path / "executed").exists()

@@ -7,24 +7,12 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from classifier import CLASSES, FEATURES, Classifier, dense, head
+from classifier import FEATURES, Classifier, dense, head
 from keras import ops
+from mistakes import ROWS, arrays, source
 
 import treadle
-from treadle import data
 from treadle.errors import DirectoryError, GradientError, StepError
-
-ROWS = 40
-
-
-def arrays(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(ROWS, FEATURES)).astype("float32")
-    return x, rng.integers(0, CLASSES, size=ROWS).astype("int32")
-
-
-def source() -> Any:
-    return data.from_arrays(*arrays(), batch_size=8)
 
 
 class Plain(Classifier):
