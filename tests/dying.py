@@ -8,6 +8,11 @@ from typing import Any
 import treadle
 
 
+def killed(loop: Any) -> None:
+    """End the run: for `treadle.at`."""
+    raise OSError("killed")
+
+
 class Dying(treadle.Hook):
     def __init__(self, at: int | None, error: BaseException | None = None) -> None:
         self.at, self.error = at, error or OSError("killed")

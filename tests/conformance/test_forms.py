@@ -13,6 +13,7 @@ from executions import EXECUTIONS, long_to_compile, once
 from keras import ops
 
 import treadle
+from tests.dying import killed
 from treadle.errors import DataError
 from treadle.hooks import Checkpoint, NonFinite
 from treadle.steps import compiled_step
@@ -302,11 +303,8 @@ def test_a_resumed_run_has_the_variables_of_forms_that_are_objects(tmp_path: Pat
     ]
 
     def run(directory: Path, *ends: int) -> treadle.Loop:
-        def end(_: Any) -> None:
-            raise OSError("killed")
-
         keras.utils.set_random_seed(0)
-        hooks = [Checkpoint(every="1 step"), *(treadle.at(f"{n} steps", end) for n in ends)]
+        hooks = [Checkpoint(every="1 step"), *(treadle.at(f"{n} steps", killed) for n in ends)]
         loop = treadle.Loop(Contained(), directory, hooks=hooks, console=False)
         loop.fit(given, epochs=1)
         return loop

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import treadle
+from tests.dying import killed
 from tests.run_content import write_record
 from treadle import data
 from treadle.errors import ConfigurationError, DirectoryError, TreadleError, TreadleWarning
@@ -350,12 +351,9 @@ def test_a_saved_model_imports_no_other_framework(tmp_path: Path) -> None:
 def test_a_run_with_only_the_checkpoint_of_step_0_reports_that_it_starts_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def die(loop: treadle.Loop) -> None:
-        raise OSError("killed")
-
     often = treadle.hooks.Checkpoint(every="2 steps")
     with pytest.raises(OSError, match="killed"):
-        run(tmp_path, hooks=[treadle.at("1 steps", die)])
+        run(tmp_path, hooks=[treadle.at("1 steps", killed)])
     run(tmp_path, hooks=[often, treadle.at("1 epochs", lambda loop: loop.save())], console=True)
     restarts = (
         "checkpoint after step 0: the run restarts from step 0. To lose less, save more often: "
