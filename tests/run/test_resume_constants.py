@@ -19,6 +19,7 @@ from keras import ops
 
 import treadle
 from tests.dying import Dying
+from tests.run.test_resume import same_run
 from treadle.errors import DirectoryError, StateError
 from treadle.hooks import Checkpoint, NonFinite
 
@@ -139,19 +140,6 @@ def run(
     with treadle.Loop(task(), directory, hooks=watching, **how) as loop:
         body(loop)
     return loop
-
-
-def logged(loop: treadle.Loop) -> list[Any]:
-    assert loop.directory is not None
-    lines = (loop.directory / "log.jsonl").read_text().splitlines()
-    return [{n: v for n, v in json.loads(line).items() if n != "seconds"} for line in lines]
-
-
-def same_run(a: treadle.Loop, b: treadle.Loop) -> None:
-    theirs = b.state.arrays()
-    for path, value in a.state.arrays().items():
-        assert value.tobytes() == theirs[path].tobytes(), path
-    assert logged(a) == logged(b)
 
 
 def cut(directory: Path, *steps: int, **how: Any) -> treadle.Loop:
