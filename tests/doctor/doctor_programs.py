@@ -396,26 +396,19 @@ def normalization_in_evaluation(wrong: bool) -> Any:
     return task, Datasets(source(*numbers()), source(*numbers(seed=1)))
 
 
+def _ending(activation: str | None, last: Any) -> Any:
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, activation), last])
+    return supervised(model, keras.losses.SparseCategoricalCrossentropy()), source(*classes())
+
+
 @finds("T-softmax-twice")
 def softmax_after_softmax(wrong: bool) -> Any:
-    layers = [
-        keras.Input((6,)),
-        keras.layers.Dense(3, activation="softmax" if wrong else None),
-        keras.layers.Softmax(),
-    ]
-    loss = keras.losses.SparseCategoricalCrossentropy()
-    return supervised(keras.Sequential(layers), loss), source(*classes())
+    return _ending("softmax" if wrong else None, keras.layers.Softmax())
 
 
 @finds("T-softmax-twice")
 def softmax_activation_after_softmax(wrong: bool) -> Any:
-    layers = [
-        keras.Input((6,)),
-        keras.layers.Dense(3, activation="softmax" if wrong else "tanh"),
-        keras.layers.Activation("softmax"),
-    ]
-    loss = keras.losses.SparseCategoricalCrossentropy()
-    return supervised(keras.Sequential(layers), loss), source(*classes())
+    return _ending("softmax" if wrong else "tanh", keras.layers.Activation("softmax"))
 
 
 # Gradients and optimizers

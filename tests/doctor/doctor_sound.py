@@ -91,7 +91,7 @@ def gan_with_two_optimizers() -> Any:
 
 
 @sound
-def critic_with_gradient_penalty() -> Any:
+def critic_with_gradient_penalty(factor: float = 10.0) -> Any:
     def train_step(self: Any, real: Any) -> Any:
         fake = self.generator(keras.random.normal((BATCH, 4), seed=self.seed))
 
@@ -101,7 +101,7 @@ def critic_with_gradient_penalty() -> Any:
             _, slopes = treadle.input_gradients(lambda x: ops.sum(self.critic(x)), mixed)
             norms = ops.sqrt(ops.sum(slopes[0] ** 2, -1) + 1e-12)
             of_real, of_fake = ops.mean(self.critic(real)), ops.mean(self.critic(fake))
-            return of_fake - of_real + 10 * ops.mean((norms - 1) ** 2)
+            return of_fake - of_real + factor * ops.mean((norms - 1) ** 2)
 
         def g_loss() -> Any:
             noise = keras.random.normal((BATCH, 4), seed=self.seed)
