@@ -32,7 +32,7 @@ DIFFERENCES = {
 }
 OWN_DIFFERENCES = {
     "jax": {
-        "test_fit_eval_flow_for_jax_model_weights": "Keras' variables hold no values during `fit`",
+        "test_fit_eval_flow_for_jax_model_weights": "Keras' variables hold no values during `fit`"
     },
     "tensorflow": {"test_retracing": "the number of traces is another one"},
 }

@@ -11,16 +11,7 @@ import weakref
 import numpy as np
 import pytest
 
-from tests.faults import (
-    Gated,
-    Quick,
-    Refuses,
-    checkpoint,
-    no_space,
-    path_of,
-    same,
-    write,
-)
+from tests.faults import Gated, Quick, Refuses, checkpoint, no_space, path_of, same, write
 from tests.waiting import WATCHDOG
 from treadle.checkpoint import Checkpoint, Checkpoints, LeftoverError
 from treadle.checkpoint.format import digest_line

@@ -25,12 +25,7 @@ if keras.config.backend() != "jax":
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from treadle.backends.jax import compile_cache
-from treadle.backends.jax.compile_cache import (
-    compile_fast,
-    enable_compile_cache,
-    machine,
-    prune,
-)
+from treadle.backends.jax.compile_cache import compile_fast, enable_compile_cache, machine, prune
 
 SETTINGS = (
     "jax_enable_compilation_cache",

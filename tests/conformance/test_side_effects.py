@@ -155,8 +155,7 @@ else:
     ],
 )
 @pytest.mark.parametrize(
-    "execution",
-    ["auto", *(pytest.param(x, marks=pytest.mark.long) for x in ("eager", "measure"))],
+    "execution", ["auto", *(pytest.param(x, marks=pytest.mark.long) for x in ("eager", "measure"))]
 )
 def test_operations_of_tensorflow_act_once_for_each_step(
     kind: str, execution: str, tmp_path: Path

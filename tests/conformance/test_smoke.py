@@ -32,9 +32,7 @@ from tests.run.test_faults_changes import (
     test_a_run_of_another_backend_or_version_resumes_from_the_same_bits,
 )
 from tests.run.test_loop import test_a_changed_python_value_is_named_and_the_step_recompiled
-from tests.run.test_loop_errors import (
-    test_pytorchs_compilers_are_refused_on_other_backends,
-)
+from tests.run.test_loop_errors import test_pytorchs_compilers_are_refused_on_other_backends
 from tests.run.test_nonfinite import (
     test_variables_of_every_float_dtype_are_checked,
     test_weights_ruined_by_the_data_end_the_run,

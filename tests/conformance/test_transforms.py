@@ -81,10 +81,7 @@ def test_a_limit_is_positive(name: str, limit: Any) -> None:
 def test_each_list_of_a_dict_is_treated_by_itself() -> None:
     both = {"a": [ops.array([3.0, 4.0])], "b": [ops.array([0.6]), ops.array([0.8])]}
     clipped, norms = treadle.clip_by_global_norm(both, 2.5)
-    assert {name: numbers(norm) for name, norm in norms.items()} == {
-        "a": 5,
-        "b": pytest.approx(1),
-    }
+    assert {name: numbers(norm) for name, norm in norms.items()} == {"a": 5, "b": pytest.approx(1)}
     close(clipped["a"], [1.5, 2])
     close(clipped["b"], [0.6], [0.8])
     close(transforms.clip_by_norm(both, 2.5)["a"], [1.5, 2])
@@ -99,11 +96,7 @@ def test_half_precision_has_a_norm_of_32_bits_and_stays_half() -> None:
     clipped, norm = treadle.clip_by_global_norm(many, 1.0)
     assert numbers(norm) == pytest.approx(1000**0.5)
     assert keras.backend.standardize_dtype(norm.dtype) == "float32"
-    for part in (
-        clipped,
-        transforms.with_noise(many),
-        transforms.clip_by_value(many, 0.5),
-    ):
+    for part in (clipped, transforms.with_noise(many), transforms.clip_by_value(many, 0.5)):
         assert keras.backend.standardize_dtype(part[0].dtype) == "bfloat16"
 
 

@@ -43,10 +43,7 @@ from treadle.errors import DataError
             lambda: from_arrays(np.array(["a"]), batch_size=1),
             r"^the batch is a ndarray of dtype <U",
         ),
-        (
-            lambda: from_arrays([1, 2], batch_size=1),
-            r"^the first array is a number, not an ar",
-        ),
+        (lambda: from_arrays([1, 2], batch_size=1), r"^the first array is a number, not an ar"),
         (lambda: from_function(lambda rng: 0, 0), r"^length must be at least 1, not 0$"),
         (lambda: from_function(lambda rng: 0, 2.0), r"^length must be .*2\.0: write length=2$"),
         (lambda: from_function(lambda rng: 0, 1, seed=-1), r"^seed must be at least 0, not -1$"),

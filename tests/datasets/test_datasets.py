@@ -143,10 +143,7 @@ def test_download_is_used_where_no_folder_has_the_file(tmp_path, monkeypatch, na
     import keras
 
     arrays = small(name, column=True)
-    splits = (
-        (arrays["x_train"], arrays["y_train"]),
-        (arrays["x_test"], arrays["y_test"]),
-    )
+    splits = ((arrays["x_train"], arrays["y_train"]), (arrays["x_test"], arrays["y_test"]))
     monkeypatch.setattr(getattr(keras.datasets, name), "load_data", lambda: splits)
     monkeypatch.setenv("TREADLE_DATA", str(tmp_path))
     assert LOADERS[name]().y_train.tolist() == [0, 1, 2, 3, 4]

@@ -897,9 +897,7 @@ def the_encoder_belongs_to_both(wrong: bool) -> Any:
         loss = treadle.minimize(lambda: self.objective(batch), self.model, self.optimizer)
         of_second = [*self.model.trainable_variables] if wrong else []
         treadle.minimize(
-            lambda: self.objective(batch),
-            [*of_second, *self.head.trainable_variables],
-            self.second,
+            lambda: self.objective(batch), [*of_second, *self.head.trainable_variables], self.second
         )
         return {"loss": loss}
 

@@ -201,7 +201,7 @@ def dropping() -> Any:
 def test_the_facts_of_a_small_task() -> None:
     sheet = inspected(*dropping())
     assert value(sheet, "batch[0]", "influences") == [
-        *("predictions", "loss", "gradients", "returned values"),
+        *("predictions", "loss", "gradients", "returned values")
     ]
     assert value(sheet, "batch[0]", "a row changes predictions of")[0] != "its own row"
     assert value(sheet, "batch[1]", "a row counts in the loss of") == ["its own row"]

@@ -98,10 +98,7 @@ def test_known_defaults_are_settings_too(typed):
     ("given", "message"),
     [
         ("unit=8", "Mine has no setting 'unit'. Did you mean 'units'?"),
-        (
-            "epochs=8",
-            r"Mine has no setting 'epochs'\. `treadle run` has an option --epochs\.",
-        ),
+        ("epochs=8", r"Mine has no setting 'epochs'\. `treadle run` has an option --epochs\."),
         ("units=8.5", "units=8.5: expected int, found '8.5'"),
         ("units=none", "expected int"),
         ("rate=fast", "expected float, found 'fast'"),

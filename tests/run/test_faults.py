@@ -243,9 +243,7 @@ def test_a_second_process_exits_and_names_the_first_whose_lock_ends_with_it(
     assert outcome(run(directory)) == never_interrupted()
 
 
-def test_an_unwritable_directory_is_an_error_before_the_first_step(
-    tmp_path: Path,
-) -> None:
+def test_an_unwritable_directory_is_an_error_before_the_first_step(tmp_path: Path) -> None:
     moments: list[str] = []
     (tmp_path / "run").write_text("a file")
     with pytest.raises(

@@ -100,12 +100,7 @@ def test_the_next_call_starts_from_the_best_weights(tmp_path: Path) -> None:
     straight = run(tmp_path / "straight", both, hooks=patient(stopping_early))
     first = run(tmp_path / "first", stopping_early, hooks=patient(stopping_early))
     with pytest.raises(OSError, match="killed"):  # before the second call has saved anything
-        run(
-            tmp_path / "cut",
-            both,
-            die_at=first.progress.step + 1,
-            hooks=patient(stopping_early),
-        )
+        run(tmp_path / "cut", both, die_at=first.progress.step + 1, hooks=patient(stopping_early))
     require_finished(run(tmp_path / "cut", both, hooks=patient(stopping_early)), straight)
 
 

@@ -278,9 +278,7 @@ def test_weights_that_a_callback_swaps(by_epochs: bool, how: dict[str, int]) -> 
 
 
 @pytest.mark.parametrize("by_epochs", [False, True])
-def test_swapped_weights_end_as_averages_if_another_callback_stops_the_run(
-    by_epochs: bool,
-) -> None:
+def test_swapped_weights_end_as_averages_if_another_callback_stops_the_run(by_epochs: bool) -> None:
     callbacks = [
         keras.callbacks.SwapEMAWeights(swap_on_epoch=by_epochs),
         keras.callbacks.EarlyStopping("val_loss", mode="max", patience=1),

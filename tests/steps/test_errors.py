@@ -101,8 +101,7 @@ def test_of_several_losses_the_one_that_misses_is_named(message: Message) -> Non
             {"a": first, "b": [first.kernel, last.bias, task.model.layers[0].bias]},
         )
         _, _ = treadle.gradients(
-            lambda: {"a": ops.mean(first(x)), "b": ops.mean(last(first(x)))},
-            {"a": last, "b": last},
+            lambda: {"a": ops.mean(first(x)), "b": ops.mean(last(first(x)))}, {"a": last, "b": last}
         )
 
     assert message(GradientError, step).startswith(
@@ -129,10 +128,7 @@ def test_unreached_variables_get_zeros_on_request(execution: str) -> None:
             f"the loss must be a scalar, but has shape (8, {CLASSES}): reduce it, for example with "
             "ops.mean",
         ),
-        (
-            lambda task, x, y: ops.sum(y),
-            "the loss must be of a float type, but is int32",
-        ),
+        (lambda task, x, y: ops.sum(y), "the loss must be of a float type, but is int32"),
         (
             lambda task, x, y: None,
             "the loss must be a scalar tensor, but the objective returned NoneType",
