@@ -20,7 +20,6 @@ from treadle.errors import CheckpointError, ConfigurationError
 
 
 def saved(folder, *steps, system=None, scores=(), **options):
-    """Save checkpoints of some steps, and return who saved them."""
     checkpoints = Checkpoints(folder, system=system or Quick(), **options)
     for number, step in enumerate(steps):
         about = {"score": scores[number]} if number < len(scores) else {}

@@ -171,7 +171,6 @@ class Config:
 
 @pytest.fixture
 def jax(monkeypatch: Any) -> Any:
-    """A stand-in for JAX."""
     stand_in = SimpleNamespace(config=Config(), __version_info__=(0, 9, 0))
     monkeypatch.setattr(compile_cache, "jax", stand_in)
     monkeypatch.setattr(process_settings, "when_switched", process_settings.when_switched)

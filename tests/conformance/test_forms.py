@@ -56,8 +56,6 @@ class Pair(treadle.Task):
 
 
 class Momentum:
-    """SGD with momentum, by hand."""
-
     make = staticmethod(lambda: keras.optimizers.SGD(0.1, momentum=0.5))
 
     def __init__(self) -> None:
@@ -69,8 +67,6 @@ class Momentum:
 
 
 class Adam:
-    """Adam, by hand."""
-
     make = staticmethod(lambda: keras.optimizers.Adam(0.1))
 
     def __init__(self) -> None:

@@ -22,8 +22,6 @@ LARGE = 2**40 + 3
 
 
 class Returns(treadle.Task):
-    """Returns a function of the batch from each step."""
-
     def __init__(self, function):
         self.function = function
         self.count = keras.Variable(0.0)

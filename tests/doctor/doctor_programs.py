@@ -34,7 +34,6 @@ class Pair:
 
     @property
     def name(self) -> str:
-        """The name of the test."""
         return f"{self.code}:{self.program.__name__}"
 
 
@@ -271,8 +270,6 @@ def regularizer_without_its_loss(wrong: bool) -> Any:
 
 
 class Penalty(keras.layers.Layer):
-    """Adds the mean of its inputs to the loss."""
-
     def call(self, inputs: Any) -> Any:
         self.add_loss(0.1 * ops.mean(inputs**2))
         return inputs

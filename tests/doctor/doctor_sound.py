@@ -31,18 +31,15 @@ def sound(program: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def adam(rate: float = 1e-3) -> Any:
-    """Return Adam."""
     return keras.optimizers.Adam(rate)
 
 
 def dense(inputs: int, *sizes: int, activation: Any = "relu", last: Any = None) -> Any:
-    """Return a network of Dense layers."""
     hidden = [layers.Dense(size, activation=activation) for size in sizes[:-1]]
     return keras.Sequential([keras.Input((inputs,)), *hidden, layers.Dense(sizes[-1], last)])
 
 
 def stepping(train_step: Callable[..., Any], eval_step: Any = None, **parts: Any) -> Any:
-    """Return a task with these steps and parts."""
     methods = {"train_step": train_step} | ({"eval_step": eval_step} if eval_step else {})
     task = type(train_step.__qualname__.partition(".")[0], (treadle.Task,), methods)()
     for name, part in parts.items():

@@ -84,12 +84,10 @@ shared = cache(sheet_of)
 
 
 def codes(sheet: Any) -> list[str]:
-    """Return the code of each finding."""
     return [finding.code for finding in sheet.findings]
 
 
 def value(sheet: Any, subject: str, fact: str) -> Any:
-    """Return the value of a fact."""
     (found,) = [line.value for line in sheet.of(subject) if line.name == fact]
     return found
 

@@ -22,8 +22,6 @@ BATCHES = batches_of("unbuilt", 3)
 
 
 class Broken(Classifier):
-    """A classifier whose step is a function of the test's own."""
-
     def __init__(self, step: Callable[..., Any]) -> None:
         super().__init__([keras.Input((6,)), dense(), head()])
         self.step = step
