@@ -10,14 +10,16 @@ import keras
 import pytest
 
 SOURCE = Path(__file__).parents[2] / "src"
-MODULES = [
+# Examples that end with an open stream of a process, and that need code of the user's own.
+LEFT_OUT = {"treadle.distribute.launcher", "treadle.steps.own_values"}
+FOUND = [
     ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
     for path in sorted(SOURCE.rglob("*.py"))
     if re.search(r"^ *>>> ", path.read_text(), re.M)
 ]
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", [name for name in FOUND if name not in LEFT_OUT])
 def test_examples_in_docstrings(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stderr", io.StringIO())  # where a loop shows its progress
