@@ -85,13 +85,14 @@ def apart(tmp_path, monkeypatch):
 
 
 def treadle(*arguments, code=0):
+    """Call a command as in a new process."""
+    import keras
+
+    keras.backend.clear_session()
     result = CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
     assert result.exit_code == code, result.output
     return result
 
 
 def run_tiny(*arguments, code=0, task="mine.py:Tiny"):
-    import keras
-
-    keras.backend.clear_session()
     return treadle("run", task, *arguments, code=code)

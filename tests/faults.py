@@ -44,7 +44,6 @@ def write(path, saved, system=None, whole=None):
 
 
 def read(path, system=None):
-    """Read the checkpoint in this folder."""
     with Folder.open(path.parent, error=CheckpointError, system=system) as folder:
         return files.read(folder, path.name)
 

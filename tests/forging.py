@@ -18,10 +18,13 @@ LINKED = "it is a symbolic link, which is not followed. Put a file itself in its
 
 
 class Bomb:
-    """Leaves a trace where it is unpickled."""
+    """Makes a folder where it is unpickled."""
+
+    def __init__(self, path="exploded"):
+        self.path = path
 
     def __reduce__(self):
-        return os.mkdir, ("exploded",)
+        return os.mkdir, (str(self.path),)
 
 
 NUMBERS = "arrays.safetensors"
@@ -142,10 +145,7 @@ CASES = {
         lambda f: forge(f, lambda r: r["files"].update(more=r["files"]["arrays"])),
         "manifest.json is not a checkpoint's: its files are 'fixed, arrays, more'",
     ),
-    "a link for the manifest": (
-        linked("manifest.json", "/etc/passwd"),
-        f"manifest.json: {LINKED}",
-    ),
+    "a link for the manifest": (linked("manifest.json", "/etc/passwd"), f"manifest.json: {LINKED}"),
     "a link for the folder": (folder_linked, " is not a folder, so it holds no checkpoint"),
     "very many dimensions": (
         lambda f: forge(f, declared(shape=[1] * 100_000)),
@@ -278,18 +278,9 @@ CASES = {
         "manifest.json is not a checkpoint's: files.fixed.sha256 is "
         f"{'../' * 21 + 'x'!r}; expected a SHA-256",
     ),
-    "a link for the arrays": (
-        linked(NUMBERS, "/dev/zero"),
-        f"{NUMBERS}: {LINKED}",
-    ),
-    "a link for what is shared": (
-        fixed_linked,
-        f".safetensors: {LINKED}",
-    ),
-    "a pipe": (
-        pipe,
-        f"{NUMBERS}: it is a pipe, and not a file. Move it away",
-    ),
+    "a link for the arrays": (linked(NUMBERS, "/dev/zero"), f"{NUMBERS}: {LINKED}"),
+    "a link for what is shared": (fixed_linked, f".safetensors: {LINKED}"),
+    "a pipe": (pipe, f"{NUMBERS}: it is a pipe, and not a file. Move it away"),
     "an archive": (
         lambda f: forge(f, arrays=archive()),
         f"{NUMBERS} does not hold what its manifest says: 272 bytes for 2 arrays of 168",

@@ -88,6 +88,18 @@ def _skip_if_backend(backend: str, reason: str) -> Any:
     return pytest.mark.skipif(keras.config.backend() == backend, reason=reason)
 
 
+def results_of(folder: Path, *arguments: str) -> Results:
+    """Run tests of Keras' own."""
+    # What tests import from Keras' own conftest, which is not in its wheel.
+    own_conftest = ModuleType("conftest")
+    vars(own_conftest)["skip_if_backend"] = _skip_if_backend
+    sys.modules["conftest"] = own_conftest
+    results = Results()
+    own = ["-q", "--import-mode=importlib", "-p", "no:cacheprovider", "-c", "/dev/null"]
+    pytest.main([*own, f"--rootdir={folder}", *arguments], plugins=[results])
+    return results
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run the tests, and compare the failed ones with those that are expected to fail."""
     folder = Path(keras.src.callbacks.__file__).parent
@@ -99,15 +111,8 @@ def main(arguments: Sequence[str]) -> int:
     if not files:
         print(f"{folder} holds no *_test.py: pass keras/src/callbacks of a checkout of Keras")
         return 2
-    # What tests import from Keras' own conftest, which is not in its wheel.
-    own_conftest = ModuleType("conftest")
-    vars(own_conftest)["skip_if_backend"] = _skip_if_backend
-    sys.modules["conftest"] = own_conftest
     keras.Model.fit = fit
-    results = Results()
-    own = ["-q", "--import-mode=importlib", "-p", "no:cacheprovider", "-c", "/dev/null"]
-    own += ["--continue-on-collection-errors", f"--rootdir={folder}"]
-    pytest.main([*own, *arguments, *files], plugins=[results])
+    results = results_of(folder, "--continue-on-collection-errors", *arguments, *files)
     unexpected = {name: why for name, why in results.failed.items() if name not in DIFFERENCES}
     ran = {*results.passed, *results.failed}
     passed = [name for name in DIFFERENCES if name in results.passed]

@@ -10,14 +10,12 @@ its reason. Tests of `LEFT_OUT` do not run.
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import keras
-import pytest
 
 import treadle
-from tests.keras_callback_tests import Results, Unguarded, _skip_if_backend
+from tests.keras_callback_tests import fit, results_of
 
 # A part of the name: why these tests do not run.
 LEFT_OUT = {
@@ -34,15 +32,10 @@ DIFFERENCES = {
 }
 OWN_DIFFERENCES = {
     "jax": {
-        "test_fit_eval_flow_for_jax_model_weights": "Keras' variables hold no values during `fit`",
+        "test_fit_eval_flow_for_jax_model_weights": "Keras' variables hold no values during `fit`"
     },
     "tensorflow": {"test_retracing": "the number of traces is another one"},
 }
-
-
-def fit(model: Any, *arguments: Any, **named: Any) -> Any:
-    """Train with `treadle.fit`, also if values are not finite."""
-    return treadle.fit(model, *arguments, hooks=[Unguarded()], **named)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -50,14 +43,9 @@ def main(arguments: Sequence[str]) -> int:
     backend = keras.config.backend()
     trainer: Any = next(k for k in keras.Model.__mro__ if k.__name__.endswith("Trainer"))
     trainer.fit, trainer.evaluate, trainer.predict = fit, treadle.evaluate, treadle.predict
-    own_conftest = ModuleType("conftest")  # Keras' own is not in its wheel
-    vars(own_conftest)["skip_if_backend"] = _skip_if_backend
-    sys.modules["conftest"] = own_conftest
     file = Path(keras.src.trainers.__file__).parent / "trainer_test.py"
-    results = Results()
-    own = ["-q", "--import-mode=importlib", "-p", "no:cacheprovider", "-c", "/dev/null"]
-    own += [f"--rootdir={file.parent}", "-k", " and ".join(f"not {part}" for part in LEFT_OUT)]
-    pytest.main([*own, *arguments, str(file)], plugins=[results])
+    chosen = " and ".join(f"not {part}" for part in LEFT_OUT)
+    results = results_of(file.parent, "-k", chosen, *arguments, str(file))
     expected = {**DIFFERENCES, **OWN_DIFFERENCES.get(backend, {})}
     failed = {name.rpartition("::")[2]: why for name, why in results.failed.items()}
     count = len(results.passed)

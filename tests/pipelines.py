@@ -345,10 +345,7 @@ TENSORFLOW: dict[str, tuple[Any, str | None]] = {
         "a function of a tf.data.Dataset uses another data set that shuffles",
     ),
     "concatenated": (batched(lambda: base().concatenate(shuffled())), "a shuffle in the second"),
-    "snapshot": (
-        lambda: base().map(noisy).snapshot(files("snapshot")).shuffle(11).batch(2),
-        None,
-    ),
+    "snapshot": (lambda: base().map(noisy).snapshot(files("snapshot")).shuffle(11).batch(2), None),
     "snapshot after the shuffle": (
         lambda: shuffled().snapshot(files("shuffled")).batch(2),
         "the snapshot after a shuffle",
@@ -493,10 +490,7 @@ LOADERS: dict[str, tuple[Any, str | None]] = {
         lambda: loader(shuffle=True, num_workers=2, persistent_workers=True),
         "persistent workers of a DataLoader continue",
     ),
-    "weighted": (
-        lambda: loader(sampler=samplers().WeightedRandomSampler(weights(), 11)),
-        None,
-    ),
+    "weighted": (lambda: loader(sampler=samplers().WeightedRandomSampler(weights(), 11)), None),
     "weighted with a generator": (
         lambda: loader(
             sampler=samplers().WeightedRandomSampler(weights(), 11, generator=generator())
@@ -522,8 +516,7 @@ LOADERS: dict[str, tuple[Any, str | None]] = {
     ),
     "two sets": (
         lambda: loader(
-            samplers().ConcatDataset([Rows(random.Random(5)), Rows(random.Random(6))]),
-            shuffle=True,
+            samplers().ConcatDataset([Rows(random.Random(5)), Rows(random.Random(6))]), shuffle=True
         ),
         None,
     ),

@@ -71,7 +71,6 @@ def write_health(path, layers=3, steps=(1, 2, 101)):
 
 
 def data_in(page):
-    """Return the data in a page."""
     text = page.read_text() if isinstance(page, Path) else page
     begin = text.index('<script type="application/json" id="data">')
     text = text[text.index(">", begin) + 1 :]

@@ -46,11 +46,11 @@ def require_equal(found: Path, expected: Path) -> None:
 def _content(name: str, data: bytes, path: Path | None = None) -> Any:
     times = TIMES.get(name, set())
     if name.endswith(".json"):
-        return _without(json.loads(data), times)
+        return without(json.loads(data), times)
     if name.endswith(".jsonl"):
-        return [_without(json.loads(line), times) for line in data.splitlines()]
+        return [without(json.loads(line), times) for line in data.splitlines()]
     if name.endswith(".csv"):
-        return [_without(row, times) for row in csv.DictReader(data.decode().splitlines())]
+        return [without(row, times) for row in csv.DictReader(data.decode().splitlines())]
     if name.endswith(".keras") and path is not None:
         with zipfile.ZipFile(path) as file:
             return {part: _content(part, file.read(part)) for part in file.namelist()}
@@ -86,7 +86,8 @@ def list_again(directory: Path) -> None:
     write_record(directory, record)
 
 
-def _without(value: Any, names: set[str]) -> Any:
+def without(value: Any, names: set[str]) -> Any:
+    """Return JSON without the values of these names."""
     if isinstance(value, dict):
-        return {key: _without(part, names) for key, part in value.items() if key not in names}
-    return [_without(part, names) for part in value] if isinstance(value, list) else value
+        return {key: without(part, names) for key, part in value.items() if key not in names}
+    return [without(part, names) for part in value] if isinstance(value, list) else value

@@ -139,7 +139,6 @@ class Server:
         return run
 
     def values(self, name):
-        """Return the steps and the values of a metric."""
         found = self.client().get_metric_history(self.run().info.run_id, name)
         return [m.step for m in found], [m.value for m in sorted(found, key=lambda m: m.step)]
 

@@ -13,7 +13,7 @@ PICTURES = {
     "classification": {
         "classification.png": "tutorial-classification.png",
         "mistakes.png": "tutorial-mistakes.png",
-    },
+    }
 }
 
 

@@ -11,6 +11,7 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+from tests.forging import Bomb
 from treadle.checkpoint.arrays import (
     dtype_named,
     header,
@@ -90,11 +91,6 @@ def test_only_numbers_are_written(tmp_path, dtype):
         "Nothing was written"
     )
     assert read_arrays(path)["a"] == [1.0]
-
-
-class Bomb:
-    def __reduce__(self):
-        return os.mkdir, ("exploded",)
 
 
 @pytest.mark.parametrize("name", ["a.npz", "a", "a.safetensors.bak"])

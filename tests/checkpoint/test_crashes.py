@@ -106,20 +106,6 @@ def test_a_crash_at_any_operation_loses_nothing(tmp_path, position, options):
     assert count > 40
 
 
-@pytest.mark.long
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("options", [{}, OPTIONS], ids=["plain", "much kept"])
-def test_a_crash_at_any_operation_of_a_run_loses_nothing(tmp_path, options):
-    """At one in `EVERY` operations; those of a single save are all tested above."""
-    for at in range(1, operations(tmp_path / "whole", options) + 1, EVERY):
-        folder, told = tmp_path / str(at), -1
-        with pytest.raises(Crash):
-            for position in run(Checkpoints(folder / "checkpoints", system=Dies(at), **options)):
-                told = position
-        check_rest(folder, check_after(folder, told, options), options)
-        shutil.rmtree(folder)
-
-
 PROCESSES = """
 import os, sys
 from pathlib import Path

@@ -11,17 +11,7 @@ import weakref
 import numpy as np
 import pytest
 
-from tests.faults import (
-    Gated,
-    Quick,
-    Refuses,
-    checkpoint,
-    no_space,
-    path_of,
-    read,
-    same,
-    write,
-)
+from tests.faults import Gated, Quick, Refuses, checkpoint, no_space, path_of, same, write
 from tests.waiting import WATCHDOG
 from treadle.checkpoint import Checkpoint, Checkpoints, LeftoverError
 from treadle.checkpoint.format import digest_line
@@ -30,7 +20,6 @@ from treadle.errors import CheckpointError, ConfigurationError
 
 
 def saved(folder, *steps, system=None, scores=(), **options):
-    """Save checkpoints of some steps, and return who saved them."""
     checkpoints = Checkpoints(folder, system=system or Quick(), **options)
     for number, step in enumerate(steps):
         about = {"score": scores[number]} if number < len(scores) else {}
@@ -248,22 +237,6 @@ def test_a_slow_disk_holds_no_more_than_one_state(tmp_path):
     assert alive[0]() is None  # nor does the thread keep it
 
 
-def test_the_state_of_hooks_is_saved_as_it_was_at_the_call(tmp_path):
-    files = Gated()
-    checkpoints = Checkpoints(tmp_path, system=files)
-    kept = {"seen": [1], "counts": np.zeros(3), "best": {"a": 1}}
-    handed = Checkpoint(Progress(1), {"a": np.ones(2)}, hooks={"Counting": kept})
-    expected = {"seen": [1], "counts": np.zeros(3), "best": {"a": 1}}
-    assert checkpoints.save(handed)
-    assert files.reached.wait(WATCHDOG)
-    kept["seen"].append(2)
-    kept["counts"] += 1
-    kept["best"]["b"] = 2
-    files.gate.set()
-    checkpoints.wait()
-    assert same(checkpoints.latest().hooks, {"Counting": expected})
-
-
 def test_only_what_may_change_is_copied(tmp_path):
     class Looking(Quick):
         written = ()
@@ -423,7 +396,7 @@ def test_invalid_numbers_are_refused(tmp_path, options, message):
 def test_a_full_disk_is_named(tmp_path, file):
     saved(tmp_path, 0, 6)
     files = no_space(text=file)
-    files.perform = _free_bytes(files.perform, 1234)
+    files.perform = _free_bytes(files.perform, lambda: 1234)
     changed = checkpoint(12)
     changed.state["backbone/kernel"][0] = 5.0
     with pytest.raises(CheckpointError) as caught:
@@ -443,26 +416,20 @@ def test_a_full_disk_is_named(tmp_path, file):
 def _free_bytes(perform, free):
     def performed(operation, *arguments):
         if operation.__name__ == "free_bytes":
-            return free
+            return free()
         return perform(operation, *arguments)
 
     return performed
 
 
 def test_a_disk_that_does_not_say_what_is_free(tmp_path):
+    def unknown():
+        raise OSError(errno.EIO, "Input/output error")
+
     files = no_space()
-    files.perform = _free_unknown(files.perform)
+    files.perform = _free_bytes(files.perform, unknown)
     with pytest.raises(CheckpointError, match=r"bytes, an unknown number are free$"):
         write(tmp_path, checkpoint(3), files)
-
-
-def _free_unknown(perform):
-    def performed(operation, *arguments):
-        if operation.__name__ == "free_bytes":
-            raise OSError(errno.EIO, "Input/output error")
-        return perform(operation, *arguments)
-
-    return performed
 
 
 @pytest.mark.parametrize(
@@ -548,7 +515,3 @@ def test_a_folder_that_is_removed_is_not_made_again(tmp_path):
     assert str(caught.value).startswith(f"cannot open the folder {folder.parent}")
     assert str(caught.value).endswith(": No such file or directory")
     assert names(tmp_path) == ["gone"]
-
-
-def test_write_returns_what_read_takes(tmp_path):
-    assert same(read(write(tmp_path, checkpoint(4), Quick()), Quick()), checkpoint(4))

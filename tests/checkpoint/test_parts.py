@@ -152,28 +152,24 @@ def test_a_part_that_changes_after_it_was_verified_is_named(
     )
 
 
+@pytest.mark.parametrize(
+    ("refused", "message"),
+    [
+        ((errno.ENOSPC, "append", "part-00001"), "cannot write ."),
+        ((errno.EACCES, "open_path"), "cannot open t"),
+    ],
+)
 def test_a_process_that_cannot_write_its_parts_fails_the_save(
-    tmp_path: Path, monkeypatch: Any
+    tmp_path: Path, monkeypatch: Any, refused: Any, message: str
 ) -> None:
-    full = {1: Refuses(errno.ENOSPC, "append", "part-00001")}
-    chief = save_in_parts(tmp_path, state_at(6), CUTS, monkeypatch, systems=full)
-    with pytest.raises(
-        CheckpointError, match=r"^process 1 did not write its parts: cannot write ."
-    ):
+    systems = {1: Refuses(*refused)}
+    chief = save_in_parts(tmp_path, state_at(6), CUTS, monkeypatch, systems=systems)
+    with pytest.raises(CheckpointError, match=f"^process 1 did not write its parts: {message}"):
         chief.check()
     assert list(tmp_path.glob("step*")) == [] and list(tmp_path.glob(".partial*")) == []
     save_in_parts(tmp_path, state_at(6), CUTS, monkeypatch, chief=chief)
     chief.check()
     assert chief.latest().progress.step == 6
-
-
-def test_a_process_that_cannot_open_the_folder_fails_the_save(
-    tmp_path: Path, monkeypatch: Any
-) -> None:
-    denied = {1: Refuses(errno.EACCES, "open_path")}
-    chief = save_in_parts(tmp_path, state_at(6), CUTS, monkeypatch, systems=denied)
-    with pytest.raises(CheckpointError, match=r"^process 1 did not write its parts: cannot open t"):
-        chief.check()
 
 
 class Slow(Members):

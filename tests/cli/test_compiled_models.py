@@ -6,9 +6,8 @@ from pathlib import Path
 
 import keras
 import pytest
-from typer.testing import CliRunner
 
-from treadle import cli
+from tests import cli_runs
 
 FILE = """
     import keras
@@ -46,10 +45,7 @@ def in_folder(tmp_path, monkeypatch):
 
 
 def treadle(*arguments, code=0):
-    keras.backend.clear_session()
-    result = CliRunner().invoke(cli.app, list(arguments))
-    assert result.exit_code == code, result.output
-    return " ".join(result.output.split())
+    return " ".join(cli_runs.treadle(*arguments, code=code).output.split())
 
 
 def test_a_run_of_a_compiled_model_is_resumed_replayed_and_reported():

@@ -6,9 +6,8 @@ import sys
 
 import keras
 import pytest
-from typer.testing import CliRunner
 
-from treadle import cli
+from tests import cli_runs
 from treadle.core.processes import ProcessGroup
 from treadle.report.reading import read_run
 
@@ -51,10 +50,7 @@ def apart(tmp_path, monkeypatch):
 
 
 def treadle(*arguments, code=0, command="doctor"):
-    keras.backend.clear_session()
-    result = CliRunner().invoke(cli.app, [command, *map(str, arguments)])
-    assert result.exit_code == code, result.output
-    return result
+    return cli_runs.treadle(command, *arguments, code=code)
 
 
 def test_an_error_has_its_line_and_exit_code_1():

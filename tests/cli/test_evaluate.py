@@ -13,13 +13,9 @@ from tests.run_content import write_record
 
 def test_evaluate_gives_the_run_s_last_values():
     last = json.loads(run_tiny("--json").stdout)["last"]
-    import keras
-
-    keras.backend.clear_session()
     results = json.loads(treadle("evaluate", "runs/Tiny-1", "--json").stdout)
     assert results["validation/easy"]["loss"] == last["val_easy_loss"]
     assert set(results) == {"validation/easy", "validation/hard", "test"}
-    keras.backend.clear_session()
     assert "test: loss" in treadle("evaluate", "runs/Tiny-1").stdout
 
 
@@ -28,9 +24,6 @@ def test_evaluate_says_what_is_missing():
     run_tiny("--quiet")
     state = Path("runs/Tiny-1/state.safetensors")
     state.unlink()
-    import keras
-
-    keras.backend.clear_session()
     shown = treadle("evaluate", "runs/Tiny-1").stderr
     assert "expected 404 bytes" in shown and "those of checkpoint step-000000000004" in shown
     Path("mine.py").unlink()
@@ -52,9 +45,6 @@ def test_a_task_that_its_recorded_settings_no_longer_make_is_named():
     assert made != text
     Path("mine.py").write_text(made)
     line = 1 + made.splitlines().index("        self.none = {}['x']")
-    import keras
-
-    keras.backend.clear_session()
     told = treadle("evaluate", "runs/Tiny-1", "--trust", code=2).stderr
     assert (
         "the task of runs/Tiny-1 cannot be made again with the settings in its run.json (" in told
@@ -70,12 +60,10 @@ def test_a_task_that_its_recorded_settings_no_longer_make_is_named():
 @pytest.mark.long
 @pytest.mark.parametrize("command", [["evaluate"], ["resume"], ["replay", "--step", 1]])
 def test_data_that_has_moved_is_asked_for(command):
-    import keras
 
     Path("old").mkdir()
     run_tiny("--quiet", "--data-dir", "old", "--directory", "here")
     Path("old").rename("new")
-    keras.backend.clear_session()
     told = treadle(*command, "here", code=2).stderr
     assert "the data folder of the run in here, " in told
     assert f"{Path('old').absolute()}, no longer exists" in told
@@ -85,9 +73,6 @@ def test_data_that_has_moved_is_asked_for(command):
 
 def test_what_was_learnt_before_an_error_can_be_evaluated():
     run_tiny("--set", "fails=late", "--directory", "here", code=1)
-    import keras
-
-    keras.backend.clear_session()
     result = treadle("evaluate", "here", "--json")
     assert json.loads(result.stdout)["validation/easy"]["loss"] > 0
     assert (
@@ -95,7 +80,6 @@ def test_what_was_learnt_before_an_error_can_be_evaluated():
         "weights after step 0"
     ) in result.stderr
     shutil.rmtree("here/checkpoints")
-    keras.backend.clear_session()
     message = treadle("evaluate", "here", code=2).stderr
     assert "did not finish (ValueError: boom after step 3), and has no checkpoint" in message
 
@@ -142,9 +126,6 @@ def test_values_that_a_hook_changed_are_those_of_the_run(monkeypatch):
     Path("changed.py").write_text(textwrap.dedent(CHANGED))
     last = json.loads(run_tiny("--json", "--directory", "here", task="changed.py:Changed").stdout)
     loss = last["last"]["val_loss"]
-    import keras
-
-    keras.backend.clear_session()
     result = treadle("evaluate", "here", "--json")
     assert json.loads(result.stdout)["validation"]["loss"] == loss
     assert (
@@ -157,9 +138,6 @@ def test_values_of_a_finished_run_without_a_readable_checkpoint():
     run_tiny("--quiet", "--directory", "here")
     for file in Path("here/checkpoints").glob("*/*"):
         file.write_bytes(b"damaged")
-    import keras
-
-    keras.backend.clear_session()
     assert "Python values that hooks changed are not restored" in treadle("evaluate", "here").stderr
 
 
@@ -186,9 +164,6 @@ OTHER = """
 
 
 def evaluated_on(data, code=0):
-    import keras
-
-    keras.backend.clear_session()
     return treadle("evaluate", "here", "--data", data, *["--json"][: code == 0], code=code)
 
 
@@ -248,9 +223,6 @@ def test_a_task_without_evaluation_data_needs_other_data(monkeypatch):
     bare = "from mine import *\n\nclass Bare(Tiny):\n    def datasets(self):\n"
     Path("bare.py").write_text(f"{bare}        return treadle.Datasets(super().datasets().train)\n")
     run_tiny("--quiet", "--directory", "here", task="bare.py:Bare")
-    import keras
-
-    keras.backend.clear_session()
     told = treadle("evaluate", "here", code=2).stderr
     assert "neither validation nor test data. Name data with --data FILE.py:FUNCTION" in told
     Path("other.py").write_text(textwrap.dedent(OTHER))

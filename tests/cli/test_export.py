@@ -11,9 +11,6 @@ from tests.cli_runs import apart, run_tiny, treadle  # noqa: F401
 
 
 def export(*arguments, code=0):
-    import keras
-
-    keras.backend.clear_session()
     return treadle("export", *arguments, code=code)
 
 

@@ -212,10 +212,7 @@ def test_whole_files_are_read_in_silence(copy):
         assert found is not None and said == "", name
 
 
-@pytest.mark.parametrize(
-    "damage",
-    some(DAMAGES),
-)
+@pytest.mark.parametrize("damage", some(DAMAGES))
 @pytest.mark.parametrize("file", READ_BY)
 def test_a_damaged_file_is_never_used_in_silence(copy, file, damage):
     for name in READERS:

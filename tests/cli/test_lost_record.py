@@ -6,19 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import cli_runs
-from tests.cli_runs import apart, run_tiny  # noqa: F401
+from tests.cli_runs import apart, run_tiny, treadle  # noqa: F401
 from tests.run_content import content_of, write_record
 
 COPY = "run.json is missing: the record of the run is that of checkpoint step-"
-
-
-def treadle(*arguments, code=0):
-    """Call a command as in a new process."""
-    import keras
-
-    keras.backend.clear_session()
-    return cli_runs.treadle(*arguments, code=code)
 
 
 @pytest.fixture

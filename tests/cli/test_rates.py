@@ -5,22 +5,14 @@ from pathlib import Path
 
 import keras
 import pytest
-from typer.testing import CliRunner
 
-from treadle import cli
+from tests.cli_runs import treadle
 
 
 @pytest.fixture(autouse=True)
 def apart(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KERAS_BACKEND", keras.config.backend())
-
-
-def treadle(*arguments, code=0):
-    keras.backend.clear_session()
-    result = CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
-    assert result.exit_code == code, result.output
-    return result
 
 
 def test_find_lr_suggests_and_draws():

@@ -11,10 +11,9 @@ from typing import Any
 import keras
 import pytest
 from replayed_runs import hashes, logged, plain, train
-from typer.testing import CliRunner
 
 import treadle
-from treadle import cli
+from tests import cli_runs
 from treadle.checkpoint.arrays import read_arrays
 
 FILE = """
@@ -58,14 +57,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     monkeypatch.setenv("KERAS_BACKEND", keras.config.backend())
     monkeypatch.delenv("TREADLE_DATA", raising=False)
     Path("mine.py").write_text(textwrap.dedent(FILE))
-
-    def call(*arguments: Any, code: int = 0) -> Any:
-        keras.backend.clear_session()
-        found = CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
-        assert found.exit_code == code, found.output
-        return found
-
-    return call
+    return cli_runs.treadle
 
 
 def test_the_command_that_ends_the_message_names_the_row(mine: Callable[..., Any]) -> None:
@@ -93,9 +85,6 @@ def test_the_command_in_the_second_epoch(mine: Callable[..., Any]) -> None:
     step = next(step for step, line in logged(Path("run")).items() if line["loss"] == least)
     assert f"first holds at step {step} of the log" in shown
     for arguments, message in (
-        ([], "specify the step: either --step N, or a condition"),
-        (["--bisect", "loss >"], "cannot read the condition 'loss >'"),
-        (["--step", 99], "there is no step 99 in run: its steps are 1 to 15"),
         (["--step", 1, "--save", "none/x.npz"], "--save none/x.npz: there is no folder none"),
         (
             ["--step", 1, "--save", "x.npz"],

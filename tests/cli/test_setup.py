@@ -39,9 +39,6 @@ def test_the_seed_of_the_command_wins_over_that_of_the_file():
 
 def test_evaluate_uses_the_settings_of_the_command():
     last, _, _ = setting_up("treadle.setup(seed=1)", "--seed", 3)
-    import keras
-
-    keras.backend.clear_session()
     results = json.loads(treadle("evaluate", "runs/Own-1", "--json").stdout)
     assert results["validation/easy"]["loss"] == last["val_easy_loss"]
 

@@ -161,7 +161,7 @@ def test_the_module_is_the_command():
 
 WRONG = [
     (["replay", "here", "--step", "99"], "there is no step 99 in here: its steps are 1 to 4"),
-    (["replay", "here"], "specify the step: either --step N"),
+    (["replay", "here"], "specify the step: either --step N, or a condition"),
     (["replay", "here", "--bisect", "los > 5"], "names 'los', which is neither a value"),
     (["replay", "here", "--bisect", "loss >"], "cannot read the condition 'loss >'"),
     (["replay", "here", "--bisect", "loss > 1e9"], "holds for none of the 4 steps in"),

@@ -266,12 +266,7 @@ class Slurm(Launcher):
 
 
 MUNGE_FILES = ("socket", "key-file", "pid-file", "log-file", "seed-file")
-LAUNCHERS = {
-    "ray": RayTrain,
-    "mpi": OpenMPI,
-    "slurm": Slurm,
-    "torchrun": Torchrun,
-}
+LAUNCHERS = {"ray": RayTrain, "mpi": OpenMPI, "slurm": Slurm, "torchrun": Torchrun}
 
 
 def free_port() -> int:

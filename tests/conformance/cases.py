@@ -301,8 +301,7 @@ CASES: dict[str, Case] = {
     "unbuilt": classifier(dense, head),
     "supervised": case(supervised, batch=lambda x, y: (x, y, None)),
     "sample-weight": case(
-        two_outputs,
-        batch=lambda x, y: (x, {"kind": y, "size": x[:, 1:2]}, np.abs(x[:, 0])),
+        two_outputs, batch=lambda x, y: (x, {"kind": y, "size": x[:, 1:2]}, np.abs(x[:, 0]))
     ),
     "adam": classifier(dense, head, optimizer=lambda: keras.optimizers.Adam(1e-2)),
     "momentum": classifier(dense, head, optimizer=lambda: keras.optimizers.SGD(0.1, momentum=0.9)),
@@ -312,9 +311,7 @@ CASES: dict[str, Case] = {
     ),
     "own-optimizer": classifier(dense, head, optimizer=lambda: SignedMomentum(1e-2)),
     "multi-optimizer": classifier(
-        dense,
-        lambda: keras.layers.Dense(CLASSES, name="classify"),
-        optimizer=several_optimizers,
+        dense, lambda: keras.layers.Dense(CLASSES, name="classify"), optimizer=several_optimizers
     ),
     "schedule": classifier(dense, head, optimizer=lambda: keras.optimizers.AdamW(schedule())),
     "ema": classifier(

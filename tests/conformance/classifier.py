@@ -55,3 +55,10 @@ def dense(units: int = 5, **kwargs: Any) -> Any:
 
 def head() -> Any:
     return keras.layers.Dense(CLASSES)
+
+
+def labelled(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs (count, features) and labels (count,)."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(count, FEATURES)).astype("float32")
+    return x, rng.integers(0, CLASSES, size=count).astype("int32")

@@ -82,7 +82,6 @@ class Fork:
         return self._output.read_text(errors="replace").split("\n")[:-1]
 
     def ended(self) -> bool:
-        """Say whether it has ended."""
         if self.code is None:
             self.code = self._forks.ask(poll=self.pid)
         return self.code is not None

@@ -15,10 +15,7 @@ EAGER = treadle.Options(execution="eager")
 BATCHES = list(zip(*batches(7), strict=True))
 EXECUTIONS = pytest.mark.parametrize(
     "options",
-    [
-        pytest.param(None, id="compiled"),
-        pytest.param(EAGER, id="eager", marks=long_to_compile),
-    ],
+    [pytest.param(None, id="compiled"), pytest.param(EAGER, id="eager", marks=long_to_compile)],
 )
 
 

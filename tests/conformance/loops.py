@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 import numpy as np
-from classifier import CLASSES, FEATURES, Classifier, dense, head
+from classifier import Classifier, dense, head, labelled
 
 import treadle
 from treadle import data
@@ -13,9 +13,7 @@ ROWS = 44  # 5 batches of 8 and a short one of 4
 
 
 def arrays(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(ROWS, FEATURES)).astype("float32")
-    return x, rng.integers(0, CLASSES, size=ROWS).astype("int32")
+    return labelled(ROWS, seed)
 
 
 def source(seed: int = 0, rows: int = ROWS, **kwargs: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from classifier import CLASSES, FEATURES, Classifier, dense, head
+from classifier import FEATURES, Classifier, dense, head, labelled
 
 import treadle
 from treadle import data
@@ -16,9 +16,7 @@ ROWS = 40
 
 
 def arrays(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(ROWS, FEATURES)).astype("float32")
-    return x, rng.integers(0, CLASSES, size=ROWS).astype("int32")
+    return labelled(ROWS, seed)
 
 
 def source() -> Any:

@@ -20,8 +20,9 @@ import keras
 import numpy as np
 import runs
 from cases import CASES, batches_of
-from classifier import Classifier, cross_entropy
+from classifier import cross_entropy
 from keras import layers
+from process_tasks import CLASSES, FEATURES, Accumulating, Reference, rows, source
 
 import treadle
 from treadle import data
@@ -29,7 +30,7 @@ from treadle.core.randomness import seed_everything
 from treadle.errors import TreadleWarning
 from treadle.testing.running import Runner
 
-FEATURES, CLASSES, STEPS = 6, 4, 7
+STEPS = 7
 Check = Callable[[Path], Any]
 CHECKS: dict[str, Check] = {}
 
@@ -56,48 +57,6 @@ def use(devices: Any, **settings: Any) -> None:
     keras.backend.clear_session()
     chosen = parallel(*devices) if isinstance(devices, tuple) else devices
     treadle.setup(seed=0, devices=chosen, **settings)
-
-
-class Reference(Classifier):
-    """What is computed over a whole batch, or drawn: statistics, masks, norms, averages."""
-
-    def __init__(self, averages: bool = True) -> None:
-        super().__init__(
-            [
-                layers.Dense(8, activation="relu", name="hidden", kernel_regularizer="l2"),
-                layers.BatchNormalization(),
-                layers.Dropout(0.2, seed=3),
-                layers.Dropout(0.1),
-                layers.Dense(CLASSES, name="out"),
-            ],
-            keras.optimizers.Adam(1e-2, global_clipnorm=0.5, use_ema=averages),
-        )
-
-    def predict_step(self, batch: Any) -> Any:
-        return self.model(batch[0], training=False)
-
-
-class Accumulating(Reference):
-    def __init__(self) -> None:
-        super().__init__()
-        self.accumulator = treadle.Accumulator(steps=3)
-
-    def train_step(self, batch: Any) -> Any:
-        x, y = batch
-        weights = self.model.trainable_variables
-        loss, grads = treadle.gradients(lambda: self.loss(y, self.model(x, training=True)), weights)
-        self.accumulator.add(grads, lambda mean: self.optimizer.apply(mean, weights))
-        return {"loss": loss}
-
-
-def rows(count: int, seed: int = 0) -> Any:
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(count, FEATURES)).astype("float32")
-    return x, rng.integers(0, CLASSES, size=count).astype("int32")
-
-
-def source(count: int, batch_size: int, **kwargs: Any) -> Any:
-    return data.from_arrays(*rows(count), batch_size=batch_size, **kwargs)
 
 
 def trained(
@@ -263,7 +222,12 @@ def layouts_of_slots(_: Path) -> Any:
 @check
 def windows_of_any_size(_: Path) -> Any:
     """Windows of 1, 3 and 8 steps, and a loop over single steps, on the same devices."""
-    make = lambda: Reference(averages=False)  # noqa: E731  # `fit` ends with the averages
+
+    def make() -> Any:
+        task = Reference()
+        task.optimizer.use_ema = False  # `fit` ends with the averages
+        return task
+
     first = trained(4, make, window=8)
     found = {f"window={size}": difference(trained(4, make, window=size), first) for size in (1, 3)}
     use(4)

@@ -97,7 +97,6 @@ def _compiled(name: str, sizes: tuple[int, ...]) -> Trace:
 
 @cache
 def _single_steps(name: str) -> tuple[Runner, Trace]:
-    """Prepare the compiled step, and run it in single steps."""
     prepared = runner(name)
     [(_, trace)] = prepared.run_in_each(batches_of(name, STEPS), [(1,)])
     return prepared, trace

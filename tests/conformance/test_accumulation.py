@@ -10,6 +10,7 @@ from executions import long_to_compile, once
 from keras import ops
 
 import treadle
+from tests.dying import Dying
 from treadle import data
 from treadle.errors import ConfigurationError, OwnershipError, StepError
 from treadle.hooks import Checkpoint, NonFinite
@@ -337,15 +338,6 @@ def test_skipped_and_unfilled_groups_are_in_the_log(tmp_path: Path) -> None:
     task, notes = run(2, treadle.every("1 epoch", apply))
     assert number(task.w) == pytest.approx(1 - 2 * 0.1 * (1.5 + 6 + 7))
     assert notes == [SKIPPED, SKIPPED.replace("1 group", "2 groups")] and ends == [True, True]
-
-
-class Dying(treadle.Hook):
-    def __init__(self, at: int | None) -> None:
-        self.at = at
-
-    def steps(self, loop: Any, logs: Any) -> None:
-        if loop.progress.step == self.at:
-            raise OSError("killed")
 
 
 def trained(directory: Path, die_at: int | None = None) -> treadle.Loop:

@@ -25,12 +25,7 @@ if keras.config.backend() != "jax":
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from treadle.backends.jax import compile_cache
-from treadle.backends.jax.compile_cache import (
-    compile_fast,
-    enable_compile_cache,
-    machine,
-    prune,
-)
+from treadle.backends.jax.compile_cache import compile_fast, enable_compile_cache, machine, prune
 
 SETTINGS = (
     "jax_enable_compilation_cache",
@@ -176,7 +171,6 @@ class Config:
 
 @pytest.fixture
 def jax(monkeypatch: Any) -> Any:
-    """A stand-in for JAX."""
     stand_in = SimpleNamespace(config=Config(), __version_info__=(0, 9, 0))
     monkeypatch.setattr(compile_cache, "jax", stand_in)
     monkeypatch.setattr(process_settings, "when_switched", process_settings.when_switched)

@@ -127,11 +127,7 @@ def test_model_parallel(found: Any) -> None:
 @on_jax
 @pytest.mark.long
 def test_windows_of_any_size_have_the_same_bits_on_the_same_devices(found: Any) -> None:
-    assert found("windows-of-any-size", *RUNS) == {
-        "window=1": 0,
-        "window=3": 0,
-        "single steps": 0,
-    }
+    assert found("windows-of-any-size", *RUNS) == {"window=1": 0, "window=3": 0, "single steps": 0}
 
 
 @on_jax

@@ -131,9 +131,7 @@ def test_framework_errors_get_a_note_with_advice(
 
 def clipped(x: Any) -> Any:
     return np.clip(  # the user's line
-        x,
-        0.0,
-        1.0,
+        x, 0.0, 1.0
     )
 
 

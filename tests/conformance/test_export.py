@@ -59,10 +59,7 @@ class Likely(treadle.Task):
 
 
 BATCH = (
-    {
-        "image": RNG.integers(0, 255, (6, 4, 4)).astype("float32"),
-        "age": RNG.normal(size=(6, 2)),
-    },
+    {"image": RNG.integers(0, 255, (6, 4, 4)).astype("float32"), "age": RNG.normal(size=(6, 2))},
     np.arange(6) % 3,
 )
 

@@ -121,11 +121,9 @@ KILLED = {
     "tensorflow": ("kill@1@10",),
     "jax": (),  # test_split_checkpoints.py kills processes of JAX
 }[keras.config.backend()]
-OTHERS = {
-    "torch": ("torchrun", "SLURM", "Open MPI"),
-    "tensorflow": ("TF_CONFIG",),
-    "jax": (),
-}[keras.config.backend()]
+OTHERS = {"torch": ("torchrun", "SLURM", "Open MPI"), "tensorflow": ("TF_CONFIG",), "jax": ()}[
+    keras.config.backend()
+]
 
 
 @pytest.mark.long

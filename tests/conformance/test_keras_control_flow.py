@@ -12,6 +12,7 @@ from executions import EXECUTIONS, long_to_compile, once
 from keras import ops
 
 import treadle
+from tests.dying import Dying
 from treadle.errors import GradientError, StepError
 from treadle.hooks import Checkpoint
 
@@ -206,16 +207,10 @@ def test_metrics_in_loops_count_every_call() -> None:
     np.testing.assert_allclose(means, np.mean(BATCHES), rtol=1e-5)
 
 
-class Ending(treadle.Hook):
-    def steps(self, loop: Any, logs: Any) -> None:
-        if loop.progress.step == 2:
-            raise OSError("killed")
-
-
 @long_to_compile
 def test_an_interrupted_run_ends_the_same(tmp_path: Path) -> None:
     expected = trained(Stateful(scanned), "auto")
-    hooks = [Checkpoint(every="1 step"), Ending()]
+    hooks = [Checkpoint(every="1 step"), Dying(2)]
     with pytest.raises(OSError, match="killed"):
         trained(Stateful(scanned), "auto", directory=tmp_path, hooks=hooks)
     _, state = trained(Stateful(scanned), "auto", directory=tmp_path, hooks=hooks[:1])

@@ -33,11 +33,7 @@ class Words(treadle.Task):
 
     def __init__(self, around: Callable[[Any], Any] = lambda run: run(), **loss: Any) -> None:
         self.model = keras.Sequential(
-            [
-                keras.layers.Embedding(WORDS, 4),
-                keras.layers.Flatten(),
-                keras.layers.Dense(CLASSES),
-            ]
+            [keras.layers.Embedding(WORDS, 4), keras.layers.Flatten(), keras.layers.Dense(CLASSES)]
         )
         self.optimizer = keras.optimizers.SGD(0.1)
         self.loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, **loss)

@@ -11,6 +11,7 @@ import pytest
 from executions import long_to_compile
 
 import treadle
+from tests.dying import Dying
 from treadle import data
 from treadle.core import keras_internals
 
@@ -74,17 +75,6 @@ class Drawing(treadle.Task):
     def predict_step(self, batch: Any) -> Any:
         noise = tf.map_fn(lambda row: row + tf.random.normal([4]), batch)
         return self.model(tf.nn.dropout(batch, 0.5) + 0 * noise)
-
-
-class Dying(treadle.Hook):
-    """Ends the process at a step."""
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def steps(self, loop: Any, logs: Any) -> None:
-        if loop.progress.step >= self.at:
-            raise OSError("killed")
 
 
 def run(

@@ -49,8 +49,7 @@ RARELY = (pytest.mark.long, once)
 
 @long_to_compile
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=runs.marks(n) if n in OFTEN else RARELY) for n in WHOLE],
+    "name", [pytest.param(n, marks=runs.marks(n) if n in OFTEN else RARELY) for n in WHOLE]
 )
 def test_an_overflowing_step_is_undone_whole(name: str) -> None:
     runner = Runner(half(CASES[name].make), batches_of(name, 1)[0], treadle.Options(checked=True))

@@ -123,8 +123,8 @@ def test_predictions_of_more_rows_than_the_first_batch_are_joined() -> None:
 
 
 def test_predictions_without_a_first_axis_are_rejected() -> None:
-    refused = pytest.raises(StepError, match="predict_step returned an output without an axis: ")
-    with loop_of(lambda task, x: ops.sum(x)) as loop, refused:
+    message = "predict_step returned an output without an axis: the outputs of all batches are"
+    with loop_of(lambda task, x: ops.sum(x)) as loop, pytest.raises(StepError, match=message):
         loop.predict(data.from_arrays(X, batch_size=8))
 
 

@@ -10,6 +10,7 @@ from executions import long_to_compile
 from keras import ops
 
 import treadle
+from tests.dying import killed
 from treadle.backends.base import active
 from treadle.hooks import Checkpoint, NonFinite
 from treadle.steps import rare_forms, rare_programs
@@ -123,15 +124,12 @@ def test_the_size_of_windows_changes_no_bit(window: int) -> None:
     equal(fitted(order, window=window), fitted(order, window=4))
 
 
-@pytest.mark.parametrize("killed", [pytest.param(5, marks=long_to_compile), 14])
-def test_a_killed_run_resumes_with_the_same_bits(tmp_path: Path, killed: int) -> None:
-    def leave(loop: Any) -> None:
-        raise OSError("killed")
-
+@pytest.mark.parametrize("step", [pytest.param(5, marks=long_to_compile), 14])
+def test_a_killed_run_resumes_with_the_same_bits(tmp_path: Path, step: int) -> None:
     every = Checkpoint(every="1 step")
     expected = fitted(ORDER)
     with pytest.raises(OSError, match="killed"):
-        fitted(ORDER, None, every, treadle.at(f"{killed} steps", leave), directory=tmp_path)
+        fitted(ORDER, None, every, treadle.at(f"{step} steps", killed), directory=tmp_path)
     found = fitted(ORDER, None, every, directory=tmp_path)
     equal(found, expected)
     assert found._run.training.rare_forms == expected._run.training.rare_forms
@@ -159,13 +157,10 @@ class Late(Sentences):
 
 @long_to_compile
 def test_a_rare_form_may_build_layers_optimizers_and_metrics(tmp_path: Path) -> None:
-    def leave(loop: Any) -> None:
-        raise OSError("killed")
-
     every = Checkpoint(every="1 step")
     expected = fitted(ORDER, Late())
     with pytest.raises(OSError, match="killed"):
-        fitted(ORDER, Late(), every, treadle.at("6 steps", leave), directory=tmp_path)
+        fitted(ORDER, Late(), every, treadle.at("6 steps", killed), directory=tmp_path)
     found = fitted(ORDER, Late(), every, directory=tmp_path)
     assert "other/momentums/extra/kernel" in found.state.arrays()
     equal(found, expected)
@@ -193,12 +188,9 @@ def test_measured_layers_change_no_bit() -> None:
 
 @long_to_compile
 def test_options_of_a_resumed_run_decide(tmp_path: Path) -> None:
-    def leave(loop: Any) -> None:
-        raise OSError("killed")
-
     every = Checkpoint(every="1 step")
     with pytest.raises(OSError, match="killed"):
-        fitted(ORDER, None, every, treadle.at("9 steps", leave), directory=tmp_path)
+        fitted(ORDER, None, every, treadle.at("9 steps", killed), directory=tmp_path)
     found = fitted(ORDER, None, every, directory=tmp_path, execution="compiled")
     assert compiled_forms(found) == 5
 
@@ -341,9 +333,6 @@ def test_a_rollback_decides_as_a_resumed_process_does(tmp_path: Path) -> None:
     data = [(np.minimum(x, 18), y) for x, y in batches([4, 5, 6, 7, 6, 6, 7, 6, 6])]
     data[3][0][0, 0] = 19  # skipped after the rollback, and the first of 7 words
 
-    def leave(loop: Any) -> None:
-        raise OSError("killed")
-
     def trained(directory: Path, *hooks: Any) -> treadle.Loop:
         hooks = (Checkpoint(every="2 steps"), NonFinite("rollback"), *hooks)
         loop = treadle.Loop(Breaks(), directory, hooks=hooks, console=False)
@@ -352,7 +341,7 @@ def test_a_rollback_decides_as_a_resumed_process_does(tmp_path: Path) -> None:
 
     rolled_back = trained(tmp_path / "one")
     with pytest.raises(OSError, match="killed"):
-        trained(tmp_path / "two", treadle.at("5 steps", leave))
+        trained(tmp_path / "two", treadle.at("5 steps", killed))
     resumed = trained(tmp_path / "two")
     equal(rolled_back, resumed)
     assert rolled_back._run.training.rare_forms == resumed._run.training.rare_forms
@@ -405,9 +394,6 @@ class Evaluated(Sentences):
 
 @long_to_compile
 def test_an_evaluation_has_rare_forms_too(tmp_path: Path) -> None:
-    def leave(loop: Any) -> None:
-        raise OSError("killed")
-
     def trained(directory: Path | None = None, *hooks: Any) -> treadle.Loop:
         loop = treadle.Loop(Evaluated(), directory, hooks=hooks, console=False)
         data = batches([4] * 3)
@@ -423,7 +409,7 @@ def test_an_evaluation_has_rare_forms_too(tmp_path: Path) -> None:
     ).evaluate(batches([4, 5, 6, 7, 8, 6]))
     assert expected.history["val_loss"][-1] == pytest.approx(eager["loss"], rel=1e-5)
     with pytest.raises(OSError, match="killed"):
-        trained(tmp_path, every, treadle.at("7 steps", leave))
+        trained(tmp_path, every, treadle.at("7 steps", killed))
     found = trained(tmp_path, every)
     assert found.history["val_loss"] == expected.history["val_loss"]
     assert found._run.evaluation.rare_forms == forms

@@ -175,17 +175,6 @@ def test_a_run_resumes_with_changed_values(kind: str, where: Any, tmp_path: Path
     assert trained() == [1, 1, 2, 2, 4, 4]
 
 
-def test_a_layer_holds_a_dict() -> None:
-    layer = Scale()
-
-    def train_step(x: Any, layer: Any, count: Any) -> Any:
-        count.assign_add(1.0)
-        return {"value": ops.mean(layer(x))}
-
-    task = treadle.task(train_step, layer=layer, count=keras.Variable(0.0))
-    assert values(task, lambda value: set_item(layer.table, value)) == [1, 1, 2, 2, 4, 4]
-
-
 def test_calls_see_the_current_value() -> None:
     settings = Settings()
     loop = treadle.Loop(Held(settings, lambda s: s.current()), console=False)
@@ -252,11 +241,15 @@ class Weighted(keras.losses.Loss):
 
 
 @pytest.mark.parametrize(
-    ("make", "use"),
-    [(Agent, lambda held, x: held.scaled(x)), (Weighted, lambda held, x: held(x, x))],
-    ids=["with state", "of Keras"],
+    ("make", "use", "change"),
+    [
+        (Agent, lambda held, x: held.scaled(x), lambda x, to: set_attribute(x.settings, to)),
+        (Weighted, lambda held, x: held(x, x), lambda x, to: set_attribute(x.settings, to)),
+        (Scale, lambda held, x: held(x), lambda x, to: set_item(x.table, to)),
+    ],
+    ids=["with state", "loss", "layer"],
 )
-def test_an_object_whose_own_methods_read_settings(make: Any, use: Any) -> None:
+def test_an_object_whose_own_methods_read_settings(make: Any, use: Any, change: Any) -> None:
     held = make()
 
     def train_step(x: Any, held: Any, count: Any) -> Any:
@@ -264,8 +257,7 @@ def test_an_object_whose_own_methods_read_settings(make: Any, use: Any) -> None:
         return {"value": ops.mean(use(held, x))}
 
     task = treadle.task(train_step, held=held, count=keras.Variable(0.0))
-    found = values(task, lambda value: set_attribute(held.settings, value))
-    assert found == [1, 1, 2, 2, 4, 4]
+    assert values(task, lambda value: change(held, value)) == [1, 1, 2, 2, 4, 4]
 
 
 class Scores(Held):

@@ -56,26 +56,24 @@ if BACKEND == "tensorflow":
 
         return calls, step
 
+    def calling(function: Any) -> Any:
+        calls, step = environment()
+
+        def act(x: Any) -> Any:
+            return tf.ensure_shape(function(step, [x], tf.float32), [])
+
+        return act, lambda: len(calls)
+
     class Kinds:
         """Functions that act in a step, each with a function that counts how often it did."""
 
         @staticmethod
         def numpy_function(path: Path) -> Any:
-            calls, step = environment()
-
-            def act(x: Any) -> Any:
-                return tf.ensure_shape(tf.numpy_function(step, [x], tf.float32), [])
-
-            return act, lambda: len(calls)
+            return calling(tf.numpy_function)
 
         @staticmethod
         def py_function(path: Path) -> Any:
-            calls, step = environment()
-
-            def act(x: Any) -> Any:
-                return tf.ensure_shape(tf.py_function(step, [x], tf.float32), [])
-
-            return act, lambda: len(calls)
+            return calling(tf.py_function)
 
         @staticmethod
         def iterator(path: Path) -> Any:
@@ -139,15 +137,8 @@ if BACKEND == "tensorflow":
 
         @staticmethod
         def in_a_branch(path: Path) -> Any:
-            calls, step = environment()
-
-            def act(x: Any) -> Any:
-                def count() -> Any:
-                    return tf.ensure_shape(tf.numpy_function(step, [x], tf.float32), [])
-
-                return tf.cond(tf.reduce_sum(x) < 1e9, count, lambda: 0.0)
-
-            return act, lambda: len(calls)
+            act, count = calling(tf.numpy_function)
+            return lambda x: tf.cond(tf.reduce_sum(x) < 1e9, lambda: act(x), lambda: 0.0), count
 
     KINDS = [name for name in vars(Kinds) if not name.startswith("_")]
 else:
@@ -164,8 +155,7 @@ else:
     ],
 )
 @pytest.mark.parametrize(
-    "execution",
-    ["auto", *(pytest.param(x, marks=pytest.mark.long) for x in ("eager", "measure"))],
+    "execution", ["auto", *(pytest.param(x, marks=pytest.mark.long) for x in ("eager", "measure"))]
 )
 def test_operations_of_tensorflow_act_once_for_each_step(
     kind: str, execution: str, tmp_path: Path

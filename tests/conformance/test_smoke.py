@@ -32,10 +32,7 @@ from tests.run.test_faults_changes import (
     test_a_run_of_another_backend_or_version_resumes_from_the_same_bits,
 )
 from tests.run.test_loop import test_a_changed_python_value_is_named_and_the_step_recompiled
-from tests.run.test_loop_errors import (
-    test_a_step_that_counts_in_python_is_refused,
-    test_pytorchs_compilers_are_refused_on_other_backends,
-)
+from tests.run.test_loop_errors import test_pytorchs_compilers_are_refused_on_other_backends
 from tests.run.test_nonfinite import (
     test_variables_of_every_float_dtype_are_checked,
     test_weights_ruined_by_the_data_end_the_run,
@@ -73,7 +70,7 @@ from tests.steps.test_own_values import test_a_changed_global_recompiles
 from tests.steps.test_reviewed import (
     test_branches_may_return_numbers_and_variables,
     test_no_gradient_flows_through_an_assignment,
-    test_structures_of_batches_keep_their_names_and_places,
+    test_none_in_another_place_is_another_form,
 )
 from tests.steps.test_skipping import (
     test_a_skipped_step_is_as_if_its_batch_had_not_come,

@@ -19,9 +19,7 @@ from tests.hooks.test_gradient_health import (
     test_a_step_that_calls_python_is_not_measured_and_the_log_has_a_note,
     test_training_is_equal_to_the_bit_and_what_is_measured_is_that_of_the_step,
 )
-from tests.hooks.test_keras_callbacks import (
-    test_an_epoch_that_a_further_call_continues_begins_once,
-)
+from tests.hooks.test_keras_callbacks import test_an_epoch_that_a_further_call_continues_begins_once
 from tests.hooks.test_keras_callbacks_tasks import (
     test_terminate_on_nan_replaces_the_default_nonfinite_hook,
     test_the_optimizer_is_the_one_that_the_task_trains_with,

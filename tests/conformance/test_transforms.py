@@ -10,7 +10,7 @@ from keras import ops
 
 import treadle
 from treadle import transforms
-from treadle.errors import GradientError, OwnershipError
+from treadle.errors import GradientError
 from treadle.testing import run_steps
 
 pytestmark = long_to_compile
@@ -81,10 +81,7 @@ def test_a_limit_is_positive(name: str, limit: Any) -> None:
 def test_each_list_of_a_dict_is_treated_by_itself() -> None:
     both = {"a": [ops.array([3.0, 4.0])], "b": [ops.array([0.6]), ops.array([0.8])]}
     clipped, norms = treadle.clip_by_global_norm(both, 2.5)
-    assert {name: numbers(norm) for name, norm in norms.items()} == {
-        "a": 5,
-        "b": pytest.approx(1),
-    }
+    assert {name: numbers(norm) for name, norm in norms.items()} == {"a": 5, "b": pytest.approx(1)}
     close(clipped["a"], [1.5, 2])
     close(clipped["b"], [0.6], [0.8])
     close(transforms.clip_by_norm(both, 2.5)["a"], [1.5, 2])
@@ -99,11 +96,7 @@ def test_half_precision_has_a_norm_of_32_bits_and_stays_half() -> None:
     clipped, norm = treadle.clip_by_global_norm(many, 1.0)
     assert numbers(norm) == pytest.approx(1000**0.5)
     assert keras.backend.standardize_dtype(norm.dtype) == "float32"
-    for part in (
-        clipped,
-        transforms.with_noise(many),
-        transforms.clip_by_value(many, 0.5),
-    ):
+    for part in (clipped, transforms.with_noise(many), transforms.clip_by_value(many, 0.5)):
         assert keras.backend.standardize_dtype(part[0].dtype) == "bfloat16"
 
 
@@ -246,7 +239,7 @@ def test_centralized_subtracts_the_mean_of_each_output() -> None:
 class Pair(treadle.Task):
     """A critic with `n` steps for each step of the generator."""
 
-    def __init__(self, n: int = 3, astray: bool = False) -> None:
+    def __init__(self) -> None:
         self.generator, self.critic = keras.Variable(1.0), keras.Variable(1.0)
         self.optimizers = {
             "critic": keras.optimizers.SGD(
@@ -254,13 +247,12 @@ class Pair(treadle.Task):
             ),
             "generator": keras.optimizers.Adam(0.01, use_ema=True),
         }
-        self.n, self.astray = n, astray
 
     def train_step(self, batch: Any) -> Any:
         def critic_loss(x: Any) -> Any:
             return (self.critic * self.generator - ops.mean(x)) ** 2
 
-        owners = [self.critic, *([self.generator] if self.astray else [])]
+        owners = [self.critic]
         for x in batch:  # a group of n batches
             with treadle.phase("critic", owns=[self.critic, self.optimizers["critic"]]):
                 losses, grads = treadle.gradients(lambda x=x: critic_loss(x), owners)
@@ -306,10 +298,3 @@ def test_each_optimizer_has_its_own_clipping_and_schedule() -> None:
     np.testing.assert_allclose(trace.values["critic_norm"], norms[2::3], rtol=1e-5)
     assert numbers(task.critic) == pytest.approx(w, rel=1e-5)
     assert numbers(task.generator) == 1
-
-
-def test_a_phase_that_changes_what_it_does_not_own() -> None:
-    group = (np.full(4, 2.0, "float32"),) * 3
-    with pytest.raises(OwnershipError) as caught:
-        run_steps(Pair(astray=True), [group], treadle.Options(checked=True))
-    assert str(caught.value).startswith("phase 'critic' changed generator, which it does not own")

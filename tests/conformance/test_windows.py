@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from classifier import CLASSES, FEATURES, Classifier, dense, head
+from classifier import FEATURES, Classifier, dense, head, labelled
 from executions import long_to_compile
 from keras import ops
 
@@ -26,14 +26,8 @@ ROWS = 108  # 13 batches of 8, and one of 4
 EVEN = 104  # 13 batches of 8: half as many programs
 
 
-def arrays(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    x = rng.normal(size=(ROWS, FEATURES)).astype("float32")
-    return x, rng.integers(0, CLASSES, size=ROWS).astype("int32")
-
-
 def source(rows: int = ROWS, **kwargs: Any) -> Any:
-    x, y = arrays()
+    x, y = labelled(ROWS)
     return data.from_arrays(x[:rows], y[:rows], batch_size=8, **kwargs)
 
 
@@ -100,7 +94,7 @@ def test_data_on_the_device_streamed_and_read_one_by_one_agree_bit_for_bit(
 
 @pytest.mark.long
 def test_a_stream_of_the_same_batches_agrees_bit_for_bit() -> None:
-    x, y = arrays()
+    x, y = labelled(ROWS)
 
     def stream() -> Iterator[Any]:
         for first in range(0, ROWS, 8):
@@ -215,7 +209,7 @@ def test_a_slow_source_hides_no_step_for_long(monkeypatch: pytest.MonkeyPatch) -
             looks.append(len(logs.values["loss"]))
 
     def stream() -> Iterator[Any]:
-        x, y = arrays()
+        x, y = labelled(ROWS)
         for _ in range(12):
             time.sleep(0.15)
             yield x[:8], y[:8]
@@ -230,7 +224,9 @@ def test_a_slow_source_hides_no_step_for_long(monkeypatch: pytest.MonkeyPatch) -
 def test_arrays_are_put_on_the_device_once_for_all_who_read_them() -> None:
     train = source()
     options = treadle.Options()
-    prepared = CompiledStep(plain(), lambda batch: {"n": ops.sum(batch[0])}, arrays(), options, "f")
+    prepared = CompiledStep(
+        plain(), lambda batch: {"n": ops.sum(batch[0])}, labelled(ROWS), options, "f"
+    )
     reader = train.read(0)
     first, second = reader.take(2), reader.take(3)
     assert first.rows.owner is second.rows.owner
@@ -285,7 +281,7 @@ def test_measuring_changes_nothing_and_says_what_keeps_it() -> None:
 def test_measuring_that_fails_changes_nothing() -> None:
     task = plain()
     prepared = CompiledStep(
-        task, task.train_step, (arrays()[0][:8], arrays()[1][:8]), OPTIONS, "step"
+        task, task.train_step, tuple(x[:8] for x in labelled(ROWS)), OPTIONS, "step"
     )
     before = prepared.state.arrays()
 

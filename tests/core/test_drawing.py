@@ -1,4 +1,3 @@
-import doctest
 import importlib.util
 
 import numpy as np
@@ -44,8 +43,3 @@ def test_a_figure_is_saved(tmp_path):
     drawing.save(figure, tmp_path / "figure.png")
     width, height = np.frombuffer((tmp_path / "figure.png").read_bytes()[16:24], ">u4")
     assert (width, height) == (450, 300)
-
-
-def test_examples_in_docstrings():
-    failed, tried = doctest.testmod(drawing)
-    assert tried and not failed

@@ -1,6 +1,5 @@
 """The history of a run as a plot and as a data frame."""
 
-import doctest
 import importlib.util
 import sys
 from types import SimpleNamespace
@@ -8,7 +7,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from treadle.core import history, logs
 from treadle.core.history import History
 from treadle.core.logs import Record, StepLogs
 from treadle.core.progress import Progress
@@ -29,12 +27,6 @@ def of_two_epochs(first=1):
 
 def titles(figure):
     return [axes.get_title(loc="left") for axes in figure.axes]
-
-
-@pytest.mark.parametrize("module", [history, logs])
-def test_examples(module):
-    failed, tried = doctest.testmod(module)
-    assert tried > 2 and not failed
 
 
 def test_values_of_epochs_are_those_that_fit_of_keras_returns():

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import doctest
 import functools
 import importlib.util
 import json
@@ -15,8 +14,6 @@ import numpy as np
 import pytest
 
 import treadle
-from treadle.core import identity as module
-from treadle.core import user_code
 from treadle.core.identity import described, identity, source_facts
 from treadle.core.user_code import changed_code, code_of
 
@@ -303,9 +300,3 @@ def test_the_functions_of_a_task_are_its_code() -> None:
 def test_installed_code_is_not_the_user_s() -> None:
     supervised = treadle.Supervised(keras.Sequential([keras.layers.Dense(1)]), "mse", "sgd")
     assert code_of(supervised) == {}
-
-
-@pytest.mark.parametrize("part", [module, user_code])
-def test_examples_in_docstrings(part: Any) -> None:
-    failed, tried = doctest.testmod(part)
-    assert tried and not failed

@@ -1,6 +1,5 @@
 """Pictures as values of a log: what is one, where it goes, and what the log says of it."""
 
-import doctest
 import io
 import json
 import re
@@ -14,7 +13,6 @@ from PIL import Image as Reader
 
 import treadle
 from treadle import hooks
-from treadle.core import images
 from treadle.core.file_names import file_name
 from treadle.core.images import Image
 from treadle.errors import ConfigurationError, TreadleWarning
@@ -116,11 +114,6 @@ def test_a_grid_is_filled_row_by_row():
 def test_invalid_grids_are_refused(samples, columns, message):
     with pytest.raises(ConfigurationError, match=message):
         Image.grid(samples, columns)
-
-
-def test_examples_in_docstrings():
-    failed, tried = doctest.testmod(images)
-    assert tried and not failed
 
 
 # In a run

@@ -12,12 +12,7 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
-from registers import (
-    REGISTERS,
-    SOURCES,
-    missing,
-    private_names_used,
-)
+from registers import REGISTERS, SOURCES, missing, private_names_used
 
 from treadle.core import internals, keras_internals
 from treadle.core.internals import Attributes, Internal

@@ -1,12 +1,10 @@
 """Means, histories, and what a user's own loop gets."""
 
-import doctest
 import itertools
 
 import numpy as np
 import pytest
 
-from treadle.core import logs
 from treadle.core.history import History
 from treadle.core.logs import Logs, Means, Record, StepLogs
 from treadle.core.progress import Progress
@@ -168,11 +166,6 @@ def test_metrics_are_computed_lazily_and_once() -> None:
     assert found.step == 3
     with pytest.raises(KeyError, match="no 'acuracy' in the logs; there are: loss, accuracy"):
         found["acuracy"]
-
-
-def test_examples_in_docstrings() -> None:
-    failed, tried = doctest.testmod(logs)
-    assert tried and not failed
 
 
 def test_a_history_is_shown_in_a_line() -> None:

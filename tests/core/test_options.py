@@ -1,7 +1,6 @@
 """How steps are executed, and what is said before a run."""
 
 import dataclasses
-import doctest
 import importlib.util
 import os
 import subprocess
@@ -155,8 +154,3 @@ def test_the_run_s_seed_is_keras_own() -> None:
     assert options.run_seed() == 11
     treadle.setup(seed=12)
     assert options.run_seed() == options.global_random_seed() == 12
-
-
-def test_examples_in_docstrings() -> None:
-    failed, tried = doctest.testmod(options)
-    assert tried and not failed

@@ -1,11 +1,9 @@
 """Where a run stands."""
 
 import dataclasses
-import doctest
 
 import pytest
 
-from treadle.core import progress
 from treadle.core.progress import Progress
 
 
@@ -30,8 +28,3 @@ def test_progress_is_described_as_in_messages() -> None:
     assert str(Progress(step=16, epoch=4)) == "step 16 and 4 epochs"
     assert str(Progress(step=3)) == "step 3"  # single steps belong to no epoch
     assert Progress().following() == "step 1 (epoch 1, batch 1)"
-
-
-def test_examples_in_docstrings() -> None:
-    failed, tried = doctest.testmod(progress)
-    assert tried and not failed

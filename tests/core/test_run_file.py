@@ -61,11 +61,7 @@ def fault(path, directory):
         ("configuration", None, "configuration is None; expected an object"),
         ("configuration.settings", [1], "configuration.settings is a list; expected an object"),
         ("configuration.recipe", 3, "configuration.recipe is 3; expected a text"),
-        (
-            "configuration.recipe",
-            "a\0.py:T",
-            "configuration.recipe is 'a\\x00.py:T'; expected",
-        ),
+        ("configuration.recipe", "a\0.py:T", "configuration.recipe is 'a\\x00.py:T'; expected"),
         ("configuration.data_dir", 3, "configuration.data_dir is 3; expected a text"),
         ("configuration.weights_from", ["a"], "configuration.weights_from is a list; expected a"),
         ("configuration.seed", 10**30, "configuration.seed is 1000000000000000000000000000000; e"),

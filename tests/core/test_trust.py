@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import treadle as library
-from tests import cli_runs
-from tests.cli_runs import apart, run_tiny  # noqa: F401 - a fixture
+from tests.cli_runs import apart, run_tiny, treadle  # noqa: F401 - a fixture
+from tests.forging import Bomb
 from tests.run_content import write_record
 from treadle.core import trust
 
@@ -31,14 +31,6 @@ def run(state, apart, tmp_path):  # noqa: F811
     """A finished run of the user's own script."""
     run_tiny("--directory", "mine", "--quiet")
     return tmp_path / "mine"
-
-
-def treadle(*arguments, code=0):
-    """Call a command as in a new process."""
-    import keras
-
-    keras.backend.clear_session()
-    return cli_runs.treadle(*arguments, code=code)
 
 
 def sha256(path):
@@ -215,7 +207,7 @@ def test_commands_that_only_read_execute_nothing(run, tmp_path, monkeypatch):
     bomb = f"import os\nos.close(os.open({str(tmp_path / 'executed')!r}, os.O_CREAT))\n"
     for name in ("mine", "evil", "treadle", "numpy", "sitecustomize", "conftest"):
         (run / f"{name}.py").write_text(bomb)
-    (run / "model.keras").write_bytes(pickle.dumps(Trace(str(tmp_path / "executed"))))
+    (run / "model.keras").write_bytes(pickle.dumps(Bomb(tmp_path / "executed")))
     edit(run, recipe=f"{script}:Evil", settings={"units": f"__import__({script.stem!r})"})
     for name in ("load_model", "deserialize_keras_object"):
         monkeypatch.setattr(saving, name, lambda *a, **k: pytest.fail("a model was loaded"))
@@ -234,16 +226,6 @@ def test_commands_that_only_read_execute_nothing(run, tmp_path, monkeypatch):
         task = library.Supervised(model, "mse", "sgd")
         assert library.warm_start(task, run) == ["model/layers/0/kernel", "model/layers/0/bias"]
     assert not (tmp_path / "executed").exists()
-
-
-class Trace:
-    """Leaves a file where it is unpickled."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (self.path,)
 
 
 def test_help_says_what_is_executed():

@@ -1,6 +1,5 @@
 """What notebooks show of results: tables and curves whose texts are escaped."""
 
-import doctest
 import json
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
@@ -88,11 +87,6 @@ def task(units=2):
 
 def source():
     return treadle.data.from_arrays(X, Y, batch_size=8)
-
-
-def test_examples():
-    failed, tried = doctest.testmod(views)
-    assert tried > 1 and not failed
 
 
 def test_a_history_shows_curves_and_the_last_epochs():

@@ -1,11 +1,9 @@
 """When something is due, in steps, examples, epochs and seconds."""
 
-import doctest
 from typing import Any
 
 import pytest
 
-from treadle.core import triggers as when
 from treadle.core.progress import Progress
 from treadle.core.triggers import Span, When, after, at, every
 from treadle.errors import ConfigurationError
@@ -185,8 +183,3 @@ def test_windows_that_end_where_steps_until_says_meet_every_event() -> None:
     assert met[rules[0]] == list(range(7, 71, 7))
     assert met[rules[1]] == list(range(5, 71, 5))
     assert met[rules[2]] == list(range(3, 71, 3))
-
-
-def test_examples_in_docstrings() -> None:
-    failed, tried = doctest.testmod(when)
-    assert tried and not failed

@@ -12,8 +12,6 @@ from treadle.errors import DataError
 
 
 class Mean(treadle.Task):
-    """Returns the mean of a batch from each step."""
-
     def __init__(self):
         self.count = keras.Variable(0.0)
 

@@ -3,9 +3,8 @@ import itertools
 import numpy as np
 import pytest
 
-from tests.data_batches import View, X, Y, all_batches, one
+from tests.data_batches import View, X, Y, all_batches
 from treadle.data import as_source, closed_loop, from_arrays, from_function, groups, limited, zipped
-from treadle.data.source import Source
 from treadle.errors import DataError
 
 
@@ -54,37 +53,6 @@ class Endless:
 
 def endless():
     return Endless()
-
-
-@pytest.mark.parametrize("name", SEEKING)
-def test_reading_from_k_equals_skipping_k(name):
-    source = SEEKING[name]()
-    assert isinstance(source, Source)
-    assert source.inexact is None and not source.endless
-    for epoch in (0, 2):
-        expected = all_batches(SEEKING[name](), epoch, seed=5)
-        assert len(expected) == source.length > 0
-        for start in range(source.length + 1):
-            for most in (1, 3):
-                assert all_batches(source, epoch, start, most=most, seed=5) == expected[start:]
-        with pytest.raises(DataError, match=rf"^epoch {epoch + 1} has {source.length} batches"):
-            source.read(epoch, source.length + 1)
-
-
-@pytest.mark.parametrize("name", SEEKING)
-@pytest.mark.parametrize("most", [1, 2, 5])
-def test_returned_batches_are_read_again(name, most):
-    expected = all_batches(SEEKING[name](), 1)
-    reader, found = SEEKING[name]().read(1), 0
-    while (window := reader.take(4)) is not None:
-        reader.put_back(window)
-        window = reader.take(most)
-        found += window.count
-    assert found == len(expected)
-    reader = SEEKING[name]().read(1)
-    for batch in expected:
-        reader.put_back(reader.take(3))
-        assert one(reader.take(1), 0) == batch
 
 
 def test_groups_are_tuples_of_consecutive_batches():

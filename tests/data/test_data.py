@@ -1,10 +1,5 @@
 """`treadle.data`: what its functions reject, its examples, and what it imports."""
 
-import doctest
-import importlib
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -48,10 +43,7 @@ from treadle.errors import DataError
             lambda: from_arrays(np.array(["a"]), batch_size=1),
             r"^the batch is a ndarray of dtype <U",
         ),
-        (
-            lambda: from_arrays([1, 2], batch_size=1),
-            r"^the first array is a number, not an ar",
-        ),
+        (lambda: from_arrays([1, 2], batch_size=1), r"^the first array is a number, not an ar"),
         (lambda: from_function(lambda rng: 0, 0), r"^length must be at least 1, not 0$"),
         (lambda: from_function(lambda rng: 0, 2.0), r"^length must be .*2\.0: write length=2$"),
         (lambda: from_function(lambda rng: 0, 1, seed=-1), r"^seed must be at least 0, not -1$"),
@@ -69,20 +61,3 @@ from treadle.errors import DataError
 def test_messages(call, message):
     with pytest.raises(DataError, match=message):
         call()
-
-
-def test_importing_data_imports_no_framework():
-    code = (
-        "import sys, treadle.data; "
-        "print([m for m in ('keras', 'tensorflow', 'jax', 'torch', 'grain') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize(
-    "module", ["arrays", "combine", "foreign.sources", "epochs", "functions", "order"]
-)
-def test_examples_in_docstrings(module):
-    failed, tried = doctest.testmod(importlib.import_module(f"treadle.data.{module}"))
-    assert tried and not failed

@@ -5,10 +5,10 @@ from collections import OrderedDict
 import keras
 import numpy as np
 import pytest
-from keras import ops
 
 import treadle
 from tests.data_batches import all_batches
+from tests.run.test_first_step import Line
 from treadle.data import as_source, from_arrays, limited
 from treadle.data.foreign import sources as foreign
 from treadle.errors import DataError, StateError
@@ -420,23 +420,11 @@ def test_zeros_of_a_loader_have_the_form_of_its_batches_and_draw_nothing() -> No
 def test_a_mistake_in_an_evaluation_on_a_loader_shows_before_the_first_step() -> None:
     unreachable = keras.metrics.MeanSquaredError()
 
-    class Counting(treadle.Task):
-        def __init__(self) -> None:
-            self.model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-            self.optimizer = keras.optimizers.SGD(0.01)
+    def counting(task, batch):
+        unreachable.update_state(batch[1], batch[0][:, 0])
+        return {}
 
-        def train_step(self, batch):
-            return {
-                "loss": treadle.minimize(
-                    lambda: ops.mean(self.model(batch[0])), self.model, self.optimizer
-                )
-            }
-
-        def eval_step(self, batch):
-            unreachable.update_state(batch[1], self.model(batch[0])[:, 0])
-            return {}
-
-    with treadle.Loop(Counting(), console=False) as loop:
+    with treadle.Loop(Line(counting), console=False) as loop:
         with pytest.raises(StateError, match="eval_step uses mean_squared_error/total"):
-            loop.fit(from_arrays(X, Y, batch_size=4), torch_loader(), epochs=1)
+            loop.fit(from_arrays(X, batch_size=4), torch_loader(), epochs=1)
         assert loop.progress.step == 0

@@ -59,10 +59,7 @@ def check(make, ahead):
         assert found == expected[count:], (epoch, batch, position)
 
 
-@pytest.mark.parametrize(
-    "name",
-    some(kinds.KINDS, 6),
-)
+@pytest.mark.parametrize("name", some(kinds.KINDS, 6))
 def test_a_position_is_one_of_any_boundary(name):
     make = kinds.KINDS[name]
     expected, places = straight(make, most=1)

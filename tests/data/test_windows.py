@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 
+from tests.data.test_combine import SEEKING as COMBINED
 from tests.data_batches import X, Y, all_batches, one
 from treadle.data import as_source, from_arrays, from_function
 from treadle.data.source import Source
@@ -23,6 +24,7 @@ SEEKING = {
     "function with structure": lambda: from_function(lambda rng: (rng.random(2), None), 4, seed=1),
     "list": lambda: as_source([(X[i : i + 5], Y[i : i + 5]) for i in range(0, 12, 5)]),
     "drawing from global states": lambda: as_source(Drawing()),
+    **COMBINED,
 }
 
 
@@ -42,11 +44,11 @@ def test_reading_from_k_equals_skipping_k(name):
     assert isinstance(source, Source)
     assert source.inexact is None and not source.endless
     for epoch in (0, 3):
-        expected = all_batches(source, epoch, seed=5)
-        assert len(expected) == source.length
+        expected = all_batches(SEEKING[name](), epoch, seed=5)
+        assert len(expected) == source.length > 0
         for start in range(source.length + 1):
-            fresh = SEEKING[name]()
-            assert all_batches(fresh, epoch, start, most=3, seed=5) == expected[start:]
+            assert all_batches(source, epoch, start, seed=5) == expected[start:]
+            assert all_batches(SEEKING[name](), epoch, start, most=3, seed=5) == expected[start:]
 
 
 @pytest.mark.parametrize("name", SEEKING)
@@ -67,14 +69,19 @@ def test_returned_batches_are_read_again(name, most):
         window = reader.take(most)
         found += [one(window, i) for i in range(window.count)]
     assert found == expected
+    reader = source.read(2)
+    for batch in expected:
+        reader.put_back(reader.take(3))
+        assert one(reader.take(1), 0) == batch
 
 
 @pytest.mark.parametrize("name", SEEKING)
 def test_beyond_the_end_is_an_error_and_the_end_is_not(name):
     source = SEEKING[name]()
     assert source.read(0, source.length).take(1) is None
-    with pytest.raises(DataError, match=rf"^epoch 1 has {source.length} batches, but"):
-        source.read(0, source.length + 1)
+    for epoch in (0, 2):
+        with pytest.raises(DataError, match=rf"^epoch {epoch + 1} has {source.length} batches, b"):
+            source.read(epoch, source.length + 1)
 
 
 @pytest.mark.parametrize("name", SEEKING)

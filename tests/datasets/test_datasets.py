@@ -1,14 +1,12 @@
-import doctest
 import os
 import re
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.forging import Bomb
 from treadle import datasets
 from treadle.errors import DataError
 
@@ -99,17 +97,6 @@ def test_the_book_is_whole_and_plain():
     assert "EDITION" not in book and "Gutenberg" not in book
 
 
-def test_examples_of_the_docstrings():
-    outcome = doctest.testmod(datasets)
-    assert outcome.failed == 0 and outcome.attempted > 0
-
-
-@pytest.mark.parametrize("name", ["digits", "wine", "alice"])
-def test_included_data_sets_import_no_keras(name):
-    code = f"import sys, treadle.datasets as d; d.{name}(); assert 'keras' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 @pytest.mark.parametrize("column", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_named_folder(tmp_path, name, column):
@@ -156,10 +143,7 @@ def test_download_is_used_where_no_folder_has_the_file(tmp_path, monkeypatch, na
     import keras
 
     arrays = small(name, column=True)
-    splits = (
-        (arrays["x_train"], arrays["y_train"]),
-        (arrays["x_test"], arrays["y_test"]),
-    )
+    splits = ((arrays["x_train"], arrays["y_train"]), (arrays["x_test"], arrays["y_test"]))
     monkeypatch.setattr(getattr(keras.datasets, name), "load_data", lambda: splits)
     monkeypatch.setenv("TREADLE_DATA", str(tmp_path))
     assert LOADERS[name]().y_train.tolist() == [0, 1, 2, 3, 4]
@@ -212,11 +196,7 @@ def test_file_with_wrong_content_is_refused(tmp_path, changes, message):
 
 
 def test_pickle_is_never_executed(tmp_path):
-    class Trap:
-        def __reduce__(self):
-            return os.mkdir, (str(tmp_path / "executed"),)
-
-    write(tmp_path, "mnist", y_train=np.array([Trap()] * 5))
+    write(tmp_path, "mnist", y_train=np.array([Bomb(tmp_path / "executed")] * 5))
     with pytest.raises(DataError):
         datasets.mnist(tmp_path)
     assert not (tmp_path / "executed").exists()

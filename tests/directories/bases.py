@@ -11,6 +11,8 @@ from typing import Any
 
 from safetensors.numpy import load_file
 
+from tests.run_content import without
+
 from .damages import SECRET
 from .running import Outcome, run
 
@@ -112,7 +114,7 @@ def result(place: Place, kind: str, command: str, out: Outcome) -> Any:
     """Return what a command that succeeded computed, without times."""
     if command in ("runs", "log", "report"):
         return None
-    printed = _without(json.loads(out.stdout[out.stdout.index("{") :]), TIMES | COMPARED)
+    printed = without(json.loads(out.stdout[out.stdout.index("{") :]), TIMES | COMPARED)
     written = command == "run --fresh" or (command in WRITING and kind in ("killed", "failed"))
     return printed, _files(place.run) if written else None
 
@@ -124,7 +126,7 @@ def _files(directory: Path) -> Any:
     }
     lines = [json.loads(line) for line in (directory / "log.jsonl").read_text().splitlines()]
     # Notes and warnings tell of the damage.
-    lines = [_without(line, TIMES) for line in lines if line.get("kind") not in ("note", "warning")]
+    lines = [without(line, TIMES) for line in lines if line.get("kind") not in ("note", "warning")]
     rows = [re.sub(r"^(\d+),(\d+),[\d.]+", r"\1,\2", row) for row in _rows(directory)]
     digest = hashlib.sha256(repr(sorted(state.items())).encode()).hexdigest()
     return digest, lines, rows
@@ -133,12 +135,6 @@ def _files(directory: Path) -> Any:
 def _rows(directory: Path) -> list[str]:
     path = directory / "epochs.csv"
     return path.read_text().splitlines() if path.exists() else []
-
-
-def _without(value: Any, names: set[str]) -> Any:
-    if isinstance(value, dict):
-        return {key: _without(part, names) for key, part in value.items() if key not in names}
-    return [_without(part, names) for part in value] if isinstance(value, list) else value
 
 
 def tree(folder: Path) -> dict[str, Any]:

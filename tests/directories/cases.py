@@ -68,7 +68,6 @@ class Cases:
                 raise SystemExit(f"{pair}: {_difference(whole, self._expected[pair])}")
 
     def run(self, seed: int, number: int) -> Case:
-        """Run one case."""
         chance, place = Random(f"{seed} {number}"), self._place
         kind, command = chance.choice(list(self._expected))
         in_turn = None

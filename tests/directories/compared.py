@@ -6,7 +6,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from tests.run_content import FOLLOWING, content_of_file
+from tests.run_content import FOLLOWING, content_of_file, without
 from treadle.checkpoint import Checkpoints
 
 # Times, and addresses in memory, which Keras writes.
@@ -52,10 +52,3 @@ def _content(path: Path) -> Any:
         found["config.json"] = without(json.loads(found["config.json"]), TIMES)
         return found
     return content_of_file(path)
-
-
-def without(value: Any, names: set[str]) -> Any:
-    """Return JSON without the values of these names."""
-    if isinstance(value, dict):
-        return {key: without(part, names) for key, part in value.items() if key not in names}
-    return [without(part, names) for part in value] if isinstance(value, list) else value

@@ -34,7 +34,6 @@ class Pair:
 
     @property
     def name(self) -> str:
-        """The name of the test."""
         return f"{self.code}:{self.program.__name__}"
 
 
@@ -271,8 +270,6 @@ def regularizer_without_its_loss(wrong: bool) -> Any:
 
 
 class Penalty(keras.layers.Layer):
-    """Adds the mean of its inputs to the loss."""
-
     def call(self, inputs: Any) -> Any:
         self.add_loss(0.1 * ops.mean(inputs**2))
         return inputs
@@ -396,26 +393,19 @@ def normalization_in_evaluation(wrong: bool) -> Any:
     return task, Datasets(source(*numbers()), source(*numbers(seed=1)))
 
 
+def _ending(activation: str | None, last: Any) -> Any:
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, activation), last])
+    return supervised(model, keras.losses.SparseCategoricalCrossentropy()), source(*classes())
+
+
 @finds("T-softmax-twice")
 def softmax_after_softmax(wrong: bool) -> Any:
-    layers = [
-        keras.Input((6,)),
-        keras.layers.Dense(3, activation="softmax" if wrong else None),
-        keras.layers.Softmax(),
-    ]
-    loss = keras.losses.SparseCategoricalCrossentropy()
-    return supervised(keras.Sequential(layers), loss), source(*classes())
+    return _ending("softmax" if wrong else None, keras.layers.Softmax())
 
 
 @finds("T-softmax-twice")
 def softmax_activation_after_softmax(wrong: bool) -> Any:
-    layers = [
-        keras.Input((6,)),
-        keras.layers.Dense(3, activation="softmax" if wrong else "tanh"),
-        keras.layers.Activation("softmax"),
-    ]
-    loss = keras.losses.SparseCategoricalCrossentropy()
-    return supervised(keras.Sequential(layers), loss), source(*classes())
+    return _ending("softmax" if wrong else "tanh", keras.layers.Activation("softmax"))
 
 
 # Gradients and optimizers
@@ -904,9 +894,7 @@ def the_encoder_belongs_to_both(wrong: bool) -> Any:
         loss = treadle.minimize(lambda: self.objective(batch), self.model, self.optimizer)
         of_second = [*self.model.trainable_variables] if wrong else []
         treadle.minimize(
-            lambda: self.objective(batch),
-            [*of_second, *self.head.trainable_variables],
-            self.second,
+            lambda: self.objective(batch), [*of_second, *self.head.trainable_variables], self.second
         )
         return {"loss": loss}
 

@@ -31,18 +31,15 @@ def sound(program: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def adam(rate: float = 1e-3) -> Any:
-    """Return Adam."""
     return keras.optimizers.Adam(rate)
 
 
 def dense(inputs: int, *sizes: int, activation: Any = "relu", last: Any = None) -> Any:
-    """Return a network of Dense layers."""
     hidden = [layers.Dense(size, activation=activation) for size in sizes[:-1]]
     return keras.Sequential([keras.Input((inputs,)), *hidden, layers.Dense(sizes[-1], last)])
 
 
 def stepping(train_step: Callable[..., Any], eval_step: Any = None, **parts: Any) -> Any:
-    """Return a task with these steps and parts."""
     methods = {"train_step": train_step} | ({"eval_step": eval_step} if eval_step else {})
     task = type(train_step.__qualname__.partition(".")[0], (treadle.Task,), methods)()
     for name, part in parts.items():
@@ -91,7 +88,7 @@ def gan_with_two_optimizers() -> Any:
 
 
 @sound
-def critic_with_gradient_penalty() -> Any:
+def critic_with_gradient_penalty(factor: float = 10.0) -> Any:
     def train_step(self: Any, real: Any) -> Any:
         fake = self.generator(keras.random.normal((BATCH, 4), seed=self.seed))
 
@@ -101,7 +98,7 @@ def critic_with_gradient_penalty() -> Any:
             _, slopes = treadle.input_gradients(lambda x: ops.sum(self.critic(x)), mixed)
             norms = ops.sqrt(ops.sum(slopes[0] ** 2, -1) + 1e-12)
             of_real, of_fake = ops.mean(self.critic(real)), ops.mean(self.critic(fake))
-            return of_fake - of_real + 10 * ops.mean((norms - 1) ** 2)
+            return of_fake - of_real + factor * ops.mean((norms - 1) ** 2)
 
         def g_loss() -> Any:
             noise = keras.random.normal((BATCH, 4), seed=self.seed)

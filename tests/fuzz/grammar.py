@@ -192,10 +192,7 @@ def has_two(front: str, body: tuple[str, ...]) -> bool:
 
 @st.composite
 def parts(
-    draw: Callable[[Any], Any],
-    features: frozenset[str],
-    program: dict[str, Any],
-    weighted: bool,
+    draw: Callable[[Any], Any], features: frozenset[str], program: dict[str, Any], weighted: bool
 ) -> Part:
     made: tuple[Network, ...] = program["networks"]
     number = draw(st.integers(0, len(made) - 1))
@@ -458,9 +455,7 @@ def programs(draw: Callable[[Any], Any], features: frozenset[str], short: bool) 
         made["forms"] = tuple(map(with_one_list, made["forms"]))
     batches = draw(st.integers(3, 6))
     more_of = st.lists(
-        st.integers(0, len(kinds) - 1),
-        min_size=batches - len(kinds),
-        max_size=batches - len(kinds),
+        st.integers(0, len(kinds) - 1), min_size=batches - len(kinds), max_size=batches - len(kinds)
     )
     each = draw(st.permutations([*range(len(kinds)), *draw(more_of)]))  # every form occurs
     order = [(form, ROWS) for form in each]

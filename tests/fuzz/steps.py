@@ -82,11 +82,7 @@ def _touch(control: Control, number: int) -> list[str]:
             f"def touch{number}(t):",
             "    return ops.cast(self.drop(t, training=True), FLOAT)",
         ],
-        "metric": [
-            f"def touch{number}(t):",
-            "    self.seen.update_state(t)",
-            "    return 0.9 * t",
-        ],
+        "metric": [f"def touch{number}(t):", "    self.seen.update_state(t)", "    return 0.9 * t"],
     }[control.content]
 
 

@@ -1,10 +1,6 @@
 """`treadle.hooks`: its defaults, its public names, and what is true of each hook."""
 
-import doctest
-import importlib
 import re
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,11 +11,6 @@ from treadle import hooks
 from treadle.core.hook import Hook
 from treadle.errors import ConfigurationError
 from treadle.run.services import services_of
-
-MODULES = (
-    *("console", "display", "events", "final", "images", "keras_callbacks", "lines"),
-    *("monitor", "nonfinite", "profiler", "stopping", "tensorboard"),
-)
 
 
 def test_defaults():
@@ -66,19 +57,6 @@ def test_public_names_are_there():
         assert issubclass(getattr(hooks, name), Hook)
     with pytest.raises(AttributeError, match=r"module 'treadle.hooks' has no attribute 'Consol'"):
         _ = hooks.Consol
-
-
-def test_importing_the_package_imports_neither_keras_nor_rich():
-    code = "import sys, treadle.hooks; print({'keras', 'rich', 'matplotlib'} & {*sys.modules})"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout == "set()\n"
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_examples_in_docstrings(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    result = doctest.testmod(importlib.import_module(f"treadle.hooks.{name}"))
-    assert result.attempted and not result.failed
 
 
 def test_hooks_that_were_never_started_can_end(tmp_path):

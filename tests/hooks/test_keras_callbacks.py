@@ -11,6 +11,7 @@ import pytest
 from executions import long_to_compile, some
 
 import treadle
+from tests.dying import Dying, Saving
 from treadle import data
 from treadle.errors import ConfigurationError
 from treadle.hooks import KerasCallbacks
@@ -253,40 +254,6 @@ def test_tensorboard_of_keras(tmp_path: Path) -> None:
         names = {tag for _, tag, _ in ours}
         assert {"a histogram", "epoch_learning_rate", "evaluation_loss_vs_iterations"} <= names
         assert ours == theirs
-
-
-def test_weights_are_swapped_for_validation() -> None:
-    swap = keras.callbacks.SwapEMAWeights()
-
-    def run(train: Any) -> list[float]:
-        losses: list[float] = []
-        reading = keras.callbacks.LambdaCallback(
-            on_epoch_end=lambda epoch, logs: losses.append(logs["val_loss"])
-        )
-        with pytest.MonkeyPatch.context() as patch:
-            optimizer = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9)
-            patch.setitem(globals(), "parts", lambda: (loss, optimizer))
-            train([swap, reading], epochs=2)
-        return losses
-
-    loss, _ = parts()
-    np.testing.assert_allclose(run(under_treadle), run(under_fit), rtol=1e-4)
-
-
-class Saving(treadle.hooks.Checkpoint):
-    """Waits for each checkpoint, so that a run resumes from the last one that was due."""
-
-    def save(self, loop: Any, wait: bool = False, begins: bool = False) -> bool:
-        return super().save(loop, wait=True, begins=begins)
-
-
-class Dying(treadle.Hook):
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def steps(self, loop: Any, logs: Any) -> None:
-        if loop.progress.step >= self.at:
-            raise OSError("killed")
 
 
 class Counting(Callback):  # type: ignore[misc]

@@ -65,8 +65,6 @@ def test_averages_are_those_of_the_optimizer_that_trains() -> None:
 
 
 class Compiled(treadle.Task):
-    """Trains with the optimizer that `compile` gave the model."""
-
     def __init__(self, model: Any) -> None:
         self.model = model
 
@@ -98,8 +96,6 @@ def test_compile_may_scale_losses_where_the_task_does_not_train_with_it() -> Non
 
 
 class TwoOptimizers(treadle.Supervised):
-    """One optimizer for the kernel, one for the bias."""
-
     def __init__(self) -> None:
         super().__init__(compiled_model(), "mse", keras.optimizers.SGD(0.1))
         self.others = [keras.optimizers.SGD(0.2)]

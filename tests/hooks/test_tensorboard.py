@@ -12,6 +12,7 @@ import pytest
 from executions import some
 
 import treadle
+from tests.dying import Dying, Saving
 from treadle import data
 from treadle.errors import ConfigurationError
 from treadle.hooks import TensorBoard
@@ -56,22 +57,6 @@ class Telling(treadle.Hook):
     def record(self, loop: Any, record: Any) -> None:
         if record.kind == "epoch":
             loop.log({"note": f"epoch {record.progress.epoch}", "mine": 3})
-
-
-class Saving(treadle.hooks.Checkpoint):
-    """Waits for each checkpoint, so that a run resumes from the last one that was due."""
-
-    def save(self, loop: Any, wait: bool = False, begins: bool = False) -> bool:
-        return super().save(loop, wait=True, begins=begins)
-
-
-class Dying(treadle.Hook):
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def steps(self, loop: Any, logs: Any) -> None:
-        if loop.progress.step >= self.at:
-            raise OSError("killed")
 
 
 def source(batch_size: int = BATCH) -> Any:

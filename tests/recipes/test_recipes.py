@@ -91,11 +91,8 @@ def test_an_object_is_made_anew_each_time():
     assert float(np.abs(second.task.bias.numpy()).max()) == 0
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param("mnist-mlp", marks=pytest.mark.long), "mnist-mlp-native"]
-)
-def test_mnist_mlp(name):
-    _, loop = run(name, "batch_size=16", epochs=4)
+def test_mnist_mlp():
+    _, loop = run("mnist-mlp-native", "batch_size=16", epochs=4)
     losses = loop.history["loss"]
     assert losses[-1] < 0.5 * losses[0]
     assert loop.history["val_accuracy"][-1] > loop.history["val_accuracy"][0]

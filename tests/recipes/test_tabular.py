@@ -49,10 +49,7 @@ class Kept(treadle.Hook):
             self.weights.setdefault(score, loop.task.model.get_weights())
 
 
-@pytest.mark.parametrize(
-    "way",
-    some(WAYS),
-)
+@pytest.mark.parametrize("way", some(WAYS))
 def test_the_best_weights_are_restored_however_training_ends(way):
     settings, hooks, error = WAYS[way]
     made = make("tabular", *SETTINGS, *settings)

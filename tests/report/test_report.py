@@ -15,15 +15,7 @@ import numpy as np
 import pytest
 
 import treadle
-from tests.report_directories import (
-    RUN,
-    data_in,
-    log_of,
-    pattern,
-    record,
-    write_health,
-    write_run,
-)
+from tests.report_directories import RUN, data_in, log_of, pattern, record, write_health, write_run
 from treadle.doctor.sheets.sheet import SCHEMA
 from treadle.errors import DirectoryError
 from treadle.hooks.images import source_of
@@ -96,10 +88,7 @@ def test_training_and_validation_of_one_name_share_a_chart():
         for title, chart in titles(data).items()
     }
     assert found == {
-        "loss": [
-            ("steps", "training", [4.0, 3.0, 2.0, 1.0]),
-            ("epochs", "validation", [3.0, 1.5]),
-        ],
+        "loss": [("steps", "training", [4.0, 3.0, 2.0, 1.0]), ("epochs", "validation", [3.0, 1.5])],
         "penalty": [("steps", "training", [0.5] * 4)],
         "accuracy": [("epochs", "training", [0.4, 0.8]), ("epochs", "validation, easy", [0.5])],
         "probe": [("log", "probe", [7.0])],

@@ -1,7 +1,6 @@
 """`treadle.load_run`: what it reads of a run, and what it refuses."""
 
 import json
-import os
 import pickle
 import shutil
 import subprocess
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 
 import treadle
+from tests.forging import Bomb
 from tests.report_directories import PATTERN, log_of, record, write_run
 from tests.run_content import chunks, list_again, write_record
 from treadle.errors import (
@@ -168,22 +168,12 @@ def test_a_model_with_code_is_refused(tmp_path):
     run = treadle.load_run("run")
     with pytest.raises(DirectoryError, match=r"did not load run/model\.keras.*arbitrary code"):
         run.model("model")
-    Path("run/model.keras").write_bytes(pickle.dumps(Trace(trace)))
+    Path("run/model.keras").write_bytes(pickle.dumps(Bomb(trace)))
     list_again(Path("run"))
     run = treadle.load_run("run")
     with pytest.raises(DirectoryError, match=r"did not load run/model\.keras"):
         run.model("model")
     assert not Path(trace).exists()
-
-
-class Trace:
-    """Leaves a folder where it is unpickled."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.mkdir, (self.path,)
 
 
 def test_links_in_the_place_of_files_are_not_followed():

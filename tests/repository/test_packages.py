@@ -129,10 +129,7 @@ def test_release_says_what_is_left_if_its_steps_pass(release):
             {"changelog": "## [1x2.0] - 2026-01-31"},
             "the first section is '## [1x2.0] - 2026-01-31'",
         ),
-        (
-            {"citation": 'version: "1.1.0"'},
-            "CITATION.cff: the version is '1.1.0', expected 1.2.0",
-        ),
+        ({"citation": 'version: "1.1.0"'}, "CITATION.cff: the version is '1.1.0', expected 1.2.0"),
     ],
 )
 def test_release_rejects_versions_that_disagree(release, change, message):

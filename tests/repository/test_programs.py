@@ -17,7 +17,6 @@ from treadle.recipes import find
 
 
 def run_of(folder: Path, epochs: list[dict], steps: list[dict] | None = None) -> Run:
-    """A run whose log says this."""
     folder.mkdir(exist_ok=True)
     lines = [{"step": i, **values} for i, values in enumerate(steps or [], start=1)]
     for number, values in enumerate(epochs, start=1):

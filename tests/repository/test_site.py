@@ -4,10 +4,8 @@ These tests read the sources of the site; `scripts/docs` builds it and checks li
 """
 
 import ast
-import doctest
 import importlib
 import inspect
-import io
 import re
 import statistics
 import subprocess
@@ -16,12 +14,9 @@ import tomllib
 from collections import Counter
 from pathlib import Path
 
-import keras
 import pytest
 
 import treadle
-from tests.hooks import test_hooks
-from tests.repository import test_examples
 from tests.tutorial_pictures import PICTURES
 
 ROOT = Path(__file__).parents[2]
@@ -133,23 +128,6 @@ DESCRIBED = [name for name in NAMES if needs_example(name)]
 @pytest.mark.parametrize("name", DESCRIBED)
 def test_public_name_has_an_example(name):
     assert ">>> " in inspect.getdoc(resolve(name)), "give it an example in its docstring"
-
-
-# The examples of other modules are run by the tests of these modules.
-ELSEWHERE = {
-    *(f"treadle.{name}" for name in test_examples.MODULES),
-    *(f"treadle.hooks.{name}" for name in test_hooks.MODULES),
-}
-DEFINING = {resolve(name).__module__ for name in DESCRIBED} | {"treadle.errors"}
-
-
-@pytest.mark.parametrize("module", sorted(DEFINING - ELSEWHERE))
-def test_examples_of_public_names_run(module, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.stderr", io.StringIO())  # where a loop shows its progress
-    keras.backend.clear_session()  # setup(seed=…) must come before layers
-    failed, tried = doctest.testmod(importlib.import_module(module))
-    assert tried and not failed
 
 
 def test_reference_names_nothing_twice():

@@ -136,10 +136,7 @@ EVERY = treadle.every("1 step", lambda loop: None)
             r"^cannot read 100 as a time or a count: write a number and a unit in quotes, for "
             r"example '100 steps'; units are steps, epochs, examples, s, min, h$",
         ),
-        (
-            lambda: treadle.task(print, hooks=[]),
-            r"^'hooks' cannot be the name of a state$",
-        ),
+        (lambda: treadle.task(print, hooks=[]), r"^'hooks' cannot be the name of a state$"),
         (lambda: fit(epochs=1.5), r"^epochs must be a whole number, not 1\.5$"),
         (lambda: fit(epochs=2.0), r"^epochs must be a whole number, not 2\.0: write epochs=2$"),
         (lambda: fit(epochs="2"), r"^epochs must be a whole number, not '2': write epochs=2$"),

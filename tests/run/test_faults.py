@@ -11,7 +11,6 @@ import shutil
 import signal
 import socket
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from functools import cache
@@ -206,20 +205,6 @@ def test_a_signal_saves_at_the_next_boundary_and_loses_no_step(
 
 
 @pytest.mark.long
-def test_a_second_signal_leaves_at_once(tmp_path: Path) -> None:
-    def twice(moment: str, loop: Any) -> None:
-        if moment == "step 24":
-            os.kill(os.getpid(), signal.SIGTERM)
-            os.kill(os.getpid(), signal.SIGTERM)
-            raise AssertionError("it went on after the second signal")
-
-    with pytest.raises(Terminated):
-        run(tmp_path, at=twice)
-    assert newest(tmp_path) <= 20  # one that was due: none was saved on leaving
-    assert outcome(run(tmp_path)) == never_interrupted()
-
-
-@pytest.mark.long
 def test_signals_end_a_process_with_their_exit_code(
     forks: Forks, whole: Any, tmp_path: Path
 ) -> None:
@@ -236,20 +221,6 @@ def test_signals_end_a_process_with_their_exit_code(
         assert process.wait() == code, process.printed
         assert process.printed.count(moment) == 1
     assert forks.start(tmp_path / "last.txt", directory=directory).result() == whole
-
-
-def test_outside_the_main_thread_a_loop_works_and_leaves_signals_alone(tmp_path: Path) -> None:
-    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
-    found: list[Any] = []
-
-    def at(moment: str, loop: Any) -> None:
-        if moment == "step 16":
-            found.append([signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)])
-
-    thread = threading.Thread(target=lambda: found.append(outcome(run(tmp_path, at=at))))
-    thread.start()
-    thread.join()
-    assert found == [handlers, never_interrupted()]
 
 
 # The directory
@@ -272,9 +243,7 @@ def test_a_second_process_exits_and_names_the_first_whose_lock_ends_with_it(
     assert outcome(run(directory)) == never_interrupted()
 
 
-def test_an_unwritable_directory_is_an_error_before_the_first_step(
-    tmp_path: Path,
-) -> None:
+def test_an_unwritable_directory_is_an_error_before_the_first_step(tmp_path: Path) -> None:
     moments: list[str] = []
     (tmp_path / "run").write_text("a file")
     with pytest.raises(

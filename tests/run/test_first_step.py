@@ -198,8 +198,6 @@ def test_a_value_of_training_with_the_name_of_a_validation() -> None:
 
 
 class Counted(keras.utils.PyDataset):
-    """Counts what is read from it."""
-
     def __init__(self) -> None:
         super().__init__()
         self.read: list[str] = []

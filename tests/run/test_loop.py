@@ -1,7 +1,6 @@
 """The loop: its parts, its order, and what it leaves untouched."""
 
 import time
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -14,7 +13,7 @@ from loops import ROWS, arrays, loop_of, make, same, source
 
 import treadle
 from treadle import data
-from treadle.errors import DataError, DirectoryError, StateError, TreadleWarning
+from treadle.errors import DataError, StateError, TreadleWarning
 
 
 def test_fit_reports_every_epoch_and_every_step() -> None:
@@ -71,16 +70,6 @@ def test_the_parts_do_what_fit_does(every: str) -> None:
         assert seen == list(range(1, 13))
     if every == "4 steps":
         assert seen == [4, 8, 12]
-
-
-def test_state_is_exactly_at_the_step_that_the_body_sees() -> None:
-    states: dict[int, dict[str, Any]] = {}
-    with loop_of() as loop:
-        for logs in loop.steps(source(), every="2 steps"):
-            states[logs.step] = loop.state.arrays()
-    with loop_of() as other:
-        other.fit(source(), steps=4)
-    same(states[4], other.state.arrays())
 
 
 def test_loop_steps_by_time_yields_each_step_once() -> None:
@@ -264,40 +253,3 @@ def test_restore_undoes_training_and_state_arrays_are_checked_first() -> None:
         with pytest.raises(StateError, match=rf"accuracy/total has no value; {path} has shape"):
             loop.state.assign(wrong)
         same(before, loop.state.arrays())
-
-
-def test_a_run_leaves_its_directory_and_is_not_run_twice(tmp_path: Path) -> None:
-    configuration = {"task": "WithEverything", "settings": {"units": 5}}
-    with loop_of(directory=tmp_path, configuration=configuration) as loop:
-        first = loop.fit(source(), validation=source(1), epochs=2)
-    found = {path.name for path in tmp_path.iterdir()}
-    assert {"run.json", "log.jsonl", "epochs.csv", "model.keras", "state.safetensors"} <= found
-    with loop_of(directory=tmp_path, configuration=configuration) as again:
-        history = again.fit(source(), validation=source(1), epochs=2)
-    assert again.progress == loop.progress
-    assert again.reason == "it was finished before"
-    assert history.epochs == first.epochs
-    np.testing.assert_array_equal(history.steps("loss"), first.steps("loss"))
-    same(loop.state.arrays(), again.state.arrays())
-    with (
-        pytest.raises(
-            DirectoryError, match=r"holds another run: epochs was 2, now 3.*override=\[\"epochs\""
-        ),
-        loop_of(directory=tmp_path, configuration=configuration) as other,
-    ):
-        other.fit(source(), epochs=3)
-    with pytest.raises(DirectoryError, match=r"another configuration: settings.units was 5, now 6"):
-        loop_of(directory=tmp_path, configuration={**configuration, "settings": {"units": 6}})
-    with loop_of(directory=tmp_path, configuration={"task": "other"}, fresh=True) as again:
-        again.fit(source(), epochs=1)
-    assert again.progress.step == 6
-
-
-def test_the_eager_reference_agrees_within_rounding() -> None:
-    with loop_of() as compiled:
-        compiled.fit(source(), epochs=1)
-    with loop_of(options=treadle.Options(execution="eager")) as eager:
-        eager.fit(source(), epochs=1)
-    np.testing.assert_allclose(
-        compiled.history.steps("loss"), eager.history.steps("loss"), rtol=1e-4
-    )

@@ -62,10 +62,7 @@ def newest(directory: Path) -> str:
 
 
 @pytest.mark.parametrize("kind", ["cut", pytest.param("finished", marks=pytest.mark.long)])
-@pytest.mark.parametrize(
-    "damage",
-    some(DAMAGES),
-)
+@pytest.mark.parametrize("damage", some(DAMAGES))
 def test_the_run_resumes_and_writes_the_record_again(
     runs: Any, tmp_path: Path, kind: str, damage: str
 ) -> None:

@@ -22,6 +22,7 @@ from executions import long_to_compile, once
 from keras import ops
 
 import treadle
+from tests.dying import Dying
 from treadle import data
 from treadle.core.processes import process_group
 from treadle.errors import (
@@ -70,17 +71,6 @@ class Noisy(treadle.Task):
         x, y = batch
         self.error.update_state(y, self.model(x))
         return {"loss": ops.mean((self.model(x) - y) ** 2)}
-
-
-class Dying(treadle.Hook):
-    """Ends the process at a step; the loop cannot tell the difference."""
-
-    def __init__(self, at: int | None, error: BaseException | None = None) -> None:
-        self.at, self.error = at, error or OSError("killed")
-
-    def steps(self, loop: Any, logs: Any) -> None:
-        if self.at is not None and loop.progress.step >= self.at:
-            raise self.error
 
 
 class Drawing(treadle.Hook):

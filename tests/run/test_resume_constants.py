@@ -18,6 +18,8 @@ from executions import once, some
 from keras import ops
 
 import treadle
+from tests.dying import Dying
+from tests.run.test_resume import same_run
 from treadle.errors import DirectoryError, StateError
 from treadle.hooks import Checkpoint, NonFinite
 
@@ -108,15 +110,6 @@ class Saving(Checkpoint):
         self.saved.settle()
 
 
-class Dying(treadle.Hook):
-    def __init__(self, at: int | None) -> None:
-        self._at = at
-
-    def steps(self, loop: Any, logs: Any) -> None:
-        if self._at is not None and loop.progress.step >= self._at:
-            raise OSError("killed")
-
-
 def source() -> Any:
     x = np.random.default_rng(0).normal(size=(ROWS, 3)).astype("float32")
     return treadle.data.from_arrays(x, x[:, :1], batch_size=BATCH)
@@ -147,19 +140,6 @@ def run(
     with treadle.Loop(task(), directory, hooks=watching, **how) as loop:
         body(loop)
     return loop
-
-
-def logged(loop: treadle.Loop) -> list[Any]:
-    assert loop.directory is not None
-    lines = (loop.directory / "log.jsonl").read_text().splitlines()
-    return [{n: v for n, v in json.loads(line).items() if n != "seconds"} for line in lines]
-
-
-def same_run(a: treadle.Loop, b: treadle.Loop) -> None:
-    theirs = b.state.arrays()
-    for path, value in a.state.arrays().items():
-        assert value.tobytes() == theirs[path].tobytes(), path
-    assert logged(a) == logged(b)
 
 
 def cut(directory: Path, *steps: int, **how: Any) -> treadle.Loop:

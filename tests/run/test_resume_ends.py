@@ -12,22 +12,15 @@ import numpy as np
 import pytest
 
 import treadle
+from tests.dying import Dying, DyingAtTheEnd
 from tests.run import test_resume
-from tests.run.test_resume import Dying, Noisy, bare_steps, fit_twice, own_epochs, same_run, source
+from tests.run.test_resume import Noisy, bare_steps, fit_twice, own_epochs, same_run, source
 from treadle.checkpoint.arrays import read_arrays
 from treadle.errors import Terminated
 from treadle.hooks import Checkpoint, EarlyStopping, JSONLines
 
 # How steps run does not matter here, and capturing one would take most of the time.
 run = partial(test_resume.run, options=treadle.Options(execution="eager"))
-
-
-class DyingAtTheEnd(treadle.Hook):
-    """Ends the process while hooks end, when all steps are done and saved."""
-
-    def end(self, loop: Any, error: BaseException | None) -> None:
-        if error is None:
-            raise OSError("killed")
 
 
 class DyingInRecord(treadle.Hook):
@@ -107,12 +100,7 @@ def test_the_next_call_starts_from_the_best_weights(tmp_path: Path) -> None:
     straight = run(tmp_path / "straight", both, hooks=patient(stopping_early))
     first = run(tmp_path / "first", stopping_early, hooks=patient(stopping_early))
     with pytest.raises(OSError, match="killed"):  # before the second call has saved anything
-        run(
-            tmp_path / "cut",
-            both,
-            die_at=first.progress.step + 1,
-            hooks=patient(stopping_early),
-        )
+        run(tmp_path / "cut", both, die_at=first.progress.step + 1, hooks=patient(stopping_early))
     require_finished(run(tmp_path / "cut", both, hooks=patient(stopping_early)), straight)
 
 

@@ -2,24 +2,15 @@
 
 import warnings
 
-import keras
 import numpy as np
 import pytest
 
 import treadle
+from tests.data.test_changed_arrays import Mean
 from treadle import data
 from treadle.errors import TreadleWarning
 
 ROWS = np.arange(40, dtype="float32").reshape(40, 1)
-
-
-class Mean(treadle.Task):
-    def __init__(self):
-        self.count = keras.Variable(0.0)
-
-    def train_step(self, batch):
-        self.count.assign_add(1.0)
-        return {"mean": keras.ops.mean(batch)}
 
 
 def batches_of(size):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import treadle
+from tests.dying import killed
 from tests.faults import path_of
 from treadle import data
 from treadle.checkpoint import Checkpoints
@@ -223,12 +224,8 @@ def files(directory: Path) -> dict[Path, bytes]:
 
 def begun(directory: Path, steps: int) -> None:
     """A run that was interrupted after so many steps."""
-
-    def leave(loop: Any) -> None:
-        raise OSError("killed")
-
     with pytest.raises(OSError, match="killed"):
-        run(directory, Checkpoint(every="1 step"), treadle.at(f"{steps} steps", leave))
+        run(directory, Checkpoint(every="1 step"), treadle.at(f"{steps} steps", killed))
 
 
 @pytest.mark.parametrize("before", [True, False])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import treadle
+from tests.dying import killed
 from tests.run_content import write_record
 from treadle.core.directory import read_run
 from treadle.errors import ConfigurationError, DirectoryError, StateError
@@ -74,10 +75,7 @@ def test_weights_are_taken_over_and_nothing_else(before: Any) -> None:
 
 
 def test_the_newest_checkpoint_counts_of_a_run_that_has_not_finished(tmp_path: Path) -> None:
-    def fail(loop: Any) -> None:
-        raise OSError("killed")
-
-    hooks = [treadle.hooks.Checkpoint(every="2 steps"), treadle.at("5 steps", fail)]
+    hooks = [treadle.hooks.Checkpoint(every="2 steps"), treadle.at("5 steps", killed)]
     with (
         pytest.raises(OSError, match="killed"),
         treadle.Loop(Body(), tmp_path, hooks=hooks, console=False) as loop,
@@ -127,12 +125,9 @@ def test_a_script_run_again_resumes_with_its_own_weights(before: Any, tmp_path: 
             loop.fit(source(), epochs=2)
         return loop
 
-    def fail(loop: Any) -> None:
-        raise OSError("killed")
-
     straight = script("straight")
     with pytest.raises(OSError, match="killed"):
-        script("cut", treadle.at("5 steps", fail))
+        script("cut", treadle.at("5 steps", killed))
     theirs = straight.state.arrays()
     for path, value in script("cut").state.arrays().items():
         np.testing.assert_array_equal(value, theirs[path], err_msg=path)

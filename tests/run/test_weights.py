@@ -114,10 +114,7 @@ KERNEL_AND_BIAS = "model/layers/1/kernel, model/layers/1/bias are the same as be
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (
-            lambda: Line(keras.optimizers.SGD(0.0)),
-            "The learning rate of optimizer is 0",
-        ),
+        (lambda: Line(keras.optimizers.SGD(0.0)), "The learning rate of optimizer is 0"),
         (
             Forgetful,
             "train_step applies no optimizer to them and assigns none of them: call "

@@ -232,13 +232,6 @@ def test_owning_takes_models_optimizers_lists_and_variables() -> None:
     assert step.violations == []
 
 
-def test_phases_cost_nothing_unless_checked() -> None:
-    step = StepContext(variables={"a": weight()})
-    with running(step), treadle.phase("first", owns=[]):
-        pass
-    assert step.violations == []
-
-
 def test_violations_are_reported_together_and_once() -> None:
     raise_violations([])
     with pytest.raises(OwnershipError) as caught:

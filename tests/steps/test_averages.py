@@ -9,6 +9,7 @@ import pytest
 from executions import some
 
 import treadle
+from tests.dying import Dying, DyingAtTheEnd
 from treadle import data
 from treadle.checkpoint.arrays import read_arrays
 
@@ -106,20 +107,6 @@ def test_a_longer_run_resumes_from_the_raw_weights(tmp_path: Path) -> None:
         longer.state.arrays().items(), whole.state.arrays().values(), strict=True
     ):
         np.testing.assert_array_equal(ours, theirs, path)
-
-
-class Dying(treadle.Hook):
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def steps(self, loop: Any, logs: Any) -> None:
-        if loop.progress.step >= self.at:
-            raise OSError("killed")
-
-
-class DyingAtTheEnd(treadle.Hook):
-    def end(self, loop: Any, error: Any) -> None:
-        raise OSError("killed")
 
 
 @pytest.mark.parametrize("killed", some([Dying(7), Dying(13), DyingAtTheEnd()]))
@@ -291,9 +278,7 @@ def test_weights_that_a_callback_swaps(by_epochs: bool, how: dict[str, int]) -> 
 
 
 @pytest.mark.parametrize("by_epochs", [False, True])
-def test_swapped_weights_end_as_averages_if_another_callback_stops_the_run(
-    by_epochs: bool,
-) -> None:
+def test_swapped_weights_end_as_averages_if_another_callback_stops_the_run(by_epochs: bool) -> None:
     callbacks = [
         keras.callbacks.SwapEMAWeights(swap_on_epoch=by_epochs),
         keras.callbacks.EarlyStopping("val_loss", mode="max", patience=1),

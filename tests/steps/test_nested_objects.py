@@ -360,10 +360,7 @@ class Pair(treadle.Task):
 
 
 @EXECUTIONS
-@pytest.mark.parametrize(
-    "name",
-    some(OPTIMIZERS),
-)
+@pytest.mark.parametrize("name", some(OPTIMIZERS))
 def test_optimizers_in_optimizers(name: str, execution: Any, tmp_path: Path) -> None:
     make, path = OPTIMIZERS[name]
     by_hand = Pair(make)

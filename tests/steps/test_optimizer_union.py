@@ -77,8 +77,7 @@ def agree(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [pytest.param(k, marks=() if k in OFTEN else long_to_compile) for k in KINDS],
+    "kind", [pytest.param(k, marks=() if k in OFTEN else long_to_compile) for k in KINDS]
 )
 def test_a_form_that_comes_late_extends_the_optimizer(kind: str) -> None:
     agree(trained(Two(KINDS[kind]), "aababb"), by_hand(Two(KINDS[kind]), "aababb"))

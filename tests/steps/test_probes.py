@@ -15,8 +15,6 @@ from treadle.steps.state import State
 
 
 class Names(Probe):
-    """Keeps kind and path of each call."""
-
     def see(self, call: Call, values: dict[str, Any]) -> Any:
         """Keep a call."""
         self.met.append((call.kind, call.path))
@@ -24,7 +22,6 @@ class Names(Probe):
 
 
 def task(units: int) -> Any:
-    """Return a task with one layer."""
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(units)])
     return treadle.Supervised(model, "mse", keras.optimizers.SGD(0.1))
 

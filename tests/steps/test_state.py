@@ -211,18 +211,6 @@ def test_paths_of_variables_within_and_without() -> None:
     assert state.path_of(outside) == "outside"
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()),
-        lambda: keras.optimizers.SGD(loss_scale_factor=2.0),
-    ],
-)
-def test_optimizers_that_scale_the_loss_are_refused(make: Any) -> None:
-    with pytest.raises(StateError, match="nested/optimizer scales its loss itself"):
-        State.discover(Holder(nested=Holder(optimizer=make())))
-
-
 # Values
 
 

@@ -459,12 +459,7 @@ def test_a_run_computes_before_a_batch_has_made_the_metrics(tmp_path: Path) -> N
             "(`loss_weights` must match the number of losses, got 2 losses and 3 weights): pass "
             "the structure of the outputs, as `compile` of Keras takes it",
         ),
-        (
-            lambda: None,
-            "mse",
-            {},
-            "model=None is no Keras model: pass a keras.Model",
-        ),
+        (lambda: None, "mse", {}, "model=None is no Keras model: pass a keras.Model"),
     ],
 )
 def test_what_does_not_fit_the_model_is_refused(

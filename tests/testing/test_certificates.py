@@ -1,13 +1,9 @@
 """What certificates are made of: digests, attributes, differences, causes; and what is refused."""
 
-import doctest
 import functools
-import importlib
 import itertools
 import os
 import random
-import subprocess
-import sys
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
@@ -386,18 +382,3 @@ def test_wrong_usage_is_an_error_before_a_process_starts(arguments: list[str], t
     done = CliRunner().invoke(app, ["certify", *arguments], env={"COLUMNS": "200"})
     assert done.exit_code == 2
     assert told in done.output
-
-
-def test_the_command_imports_no_keras() -> None:
-    code = (
-        "import sys\nfrom treadle import cli\nfrom treadle.testing.certify import certificate\n"
-        "print([m for m in ('keras', 'tensorflow', 'jax', 'torch') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize("name", ["attributes", "drill"])
-def test_examples_in_docstrings(name: str) -> None:
-    failed, tried = doctest.testmod(importlib.import_module(f"treadle.testing.certify.{name}"))
-    assert tried and not failed

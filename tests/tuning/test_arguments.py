@@ -1,7 +1,5 @@
 """Arguments of `treadle.tune`: what is rejected, and what identifies a search."""
 
-import doctest
-
 import keras
 import numpy as np
 import pytest
@@ -9,9 +7,8 @@ import pytest
 import treadle
 from tests.tune_searches import Killed, Line, apart, quick  # noqa: F401
 from treadle import Range
-from treadle.core import ranges
 from treadle.errors import ConfigurationError
-from treadle.tuning import results, search, space, study
+from treadle.tuning import search, study
 
 
 def test_the_facts_of_a_search_are_those_of_all_its_data():
@@ -144,9 +141,3 @@ def test_nothing_means_what_is_used(tmp_path, monkeypatch):
 def test_data_beside_a_name():
     with pytest.raises(ConfigurationError, match="trials of digits run in other processes, on its"):
         treadle.tune("digits", [1, 2])
-
-
-@pytest.mark.parametrize("module", [ranges, space, results, search])
-def test_examples_in_docstrings_hold(module):
-    found = doctest.testmod(module)
-    assert found.attempted and not found.failed

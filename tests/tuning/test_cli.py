@@ -7,15 +7,12 @@ import sys
 import textwrap
 from pathlib import Path
 
-import keras
 import pytest
-from typer.testing import CliRunner
 
+from tests.cli_runs import treadle as command
+from tests.core.test_lock import locked
 from tests.tune_searches import apart, quick  # noqa: F401
 from tests.waiting import WATCHDOG, until
-from treadle import cli
-from treadle.core.lock import Lock
-from treadle.errors import DirectoryError
 from treadle.tuning import Tuned, results
 
 FILE = """
@@ -86,13 +83,6 @@ def mine():
     Path("mine.py").write_text(textwrap.dedent(FILE))
 
 
-def command(*arguments, code=0):
-    keras.backend.clear_session()
-    result = CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
-    assert result.exit_code == code, result.output
-    return result
-
-
 @pytest.mark.long
 def test_the_command_tells_what_came_of_each_trial(mine):
     asked = ("tune", "mine.py:Line", "--set", "faults=made", "--trials", 3, "--directory", "there")
@@ -137,17 +127,6 @@ def started(*arguments):
     return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], text=True)
 
 
-def is_free(directory):
-    """Say whether no process trains into a directory."""
-    lock = Lock(directory)
-    try:
-        lock.acquire()
-    except DirectoryError:
-        return False
-    lock.release()
-    return True
-
-
 @pytest.mark.long
 def test_a_search_survives_an_interrupt_and_a_kill(mine):
     asked = ("tune", "mine.py", "--trials", 6, "--epochs", 5, "--directory")
@@ -162,7 +141,7 @@ def test_a_search_survives_an_interrupt_and_a_kill(mine):
         process.send_signal(sent)
         assert process.wait(WATCHDOG) == code
         assert not json.loads(record.read_text())["finished"]
-        until(lambda place=record.parent: is_free(place))  # a killed one leaves its worker alone
+        until(lambda place=record.parent: not locked(place))  # a killed one leaves its worker alone
         Path("hold", trial).unlink()
     found = json.loads(command(*asked, folder, "--json").stdout)
     straight = json.loads(command(*asked, "other", "--json").stdout)

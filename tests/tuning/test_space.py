@@ -97,11 +97,7 @@ def test_what_is_searched_is_what_is_not_fixed():
 @pytest.mark.parametrize(
     ("wanted", "fixed", "message"),
     [
-        (
-            {},
-            {"bias": True},
-            "Mine has no search space: annotate a setting, as `units: ",
-        ),
+        ({}, {"bias": True}, "Mine has no search space: annotate a setting, as `units: "),
         ({}, {"bias": True}, "Settings that are not fixed: units, rate, kind"),
         ({"unit": Range(1, 2)}, {}, "Mine has no setting 'unit'. Did you mean 'units'?"),
         ({}, {"rates": 1}, "Mine has no setting 'rates'. Did you mean 'rate'?"),
