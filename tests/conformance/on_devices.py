@@ -115,6 +115,24 @@ def reference(_: Path) -> Any:
 
 
 @check
+def draws(_: Path) -> Any:
+    """Return the operations of one of four devices for a Dropout, by those of one alone."""
+
+    def operations(devices: int) -> float:
+        mesh = jax.sharding.Mesh(np.array(jax.devices()[:devices]), ("batch",))
+        divided = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("batch"))
+        dropped = jax.jit(
+            lambda x: keras.random.dropout(x, 0.5, seed=3),
+            in_shardings=divided,
+            out_shardings=divided,
+        )
+        costs = dropped.lower(np.ones((64, 128), "float32")).compile().cost_analysis()
+        return (costs[0] if isinstance(costs, list) else costs)["flops"]
+
+    return operations(4) / operations(1)
+
+
+@check
 def streamed(_: Path) -> Any:
     return apart(data_on_device=False)
 

@@ -78,7 +78,12 @@ MORE = (
 
 @on_jax
 def test_four_devices_give_what_one_gives(found: Any) -> None:
-    assert found("reference", "reference") <= CLOSE
+    assert found("reference", "reference", "draws") <= CLOSE
+
+
+@on_jax
+def test_each_of_four_devices_draws_a_quarter_of_the_numbers(found: Any) -> None:
+    assert found("draws", "reference", "draws") <= 0.26
 
 
 @on_jax
