@@ -11,7 +11,7 @@ from tests.tune_searches import Killed, Line, apart, quick  # noqa: F401
 from treadle import Range
 from treadle.core import ranges
 from treadle.errors import ConfigurationError
-from treadle.tuning import results, search, space, study
+from treadle.tuning import results, search, space
 
 
 def test_the_facts_of_a_search_are_those_of_all_its_data():
@@ -27,7 +27,7 @@ def test_the_facts_of_a_search_are_those_of_all_its_data():
 
 
 def test_optuna_is_named_where_it_is_missing(monkeypatch):
-    monkeypatch.setattr(study, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError) as caught:
         treadle.tune("digits")
     assert str(caught.value) == (

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from ..errors import ConfigurationError, did_you_mean
+from ..errors import ConfigurationError, did_you_mean, require_package
 
 _NAMES_WEIGHTS, _WEIGHTS = ".xml", ".bin"  # the two files of OpenVINO
 _GRAPH: Final = "saved_model.pb"
@@ -177,11 +177,8 @@ def check_writable(form: Format, backend: str) -> None:
             f"{form.refused[backend]}"
         )
     for package in form.writers.get(backend, ()):
-        if find_spec(package) is None:
-            raise ConfigurationError(
-                f"the format {form.name} needs the package {package} on the backend {backend}, "
-                f"which is not installed: pip install {package}"
-            )
+        needed = f"the format {form.name} needs the package {package} on the backend {backend}"
+        require_package(package, f"{needed}, which")
 
 
 def missing_runtime(form: Format) -> str:
