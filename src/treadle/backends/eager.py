@@ -110,22 +110,25 @@ class EagerExecutor:
             batch = structures.mapped(self._to_device, window.batch(i))
             with self._around(self._program):
                 results.append(run_step(self._program, batch, first_step + i))
-        fetched = self._fetched(results)
-        return Done(lambda: fetched, time.monotonic() - started)
+        found = fetched(results, lambda tensors: np.stack([*map(self._to_numpy, tensors)]))
+        return Done(lambda: found, time.monotonic() - started)
 
-    def _fetched(self, results: Sequence[StepResult]) -> Results:
-        first = results[0]
-        broken = [m for r in results for m, flag in r.broken.items() if self._to_numpy(flag)]
-        return (
-            self._stacked(results, first.values, "values"),
-            self._stacked(results, first.weights, "weights"),
-            broken,
-        )
 
-    def _stacked(
-        self, results: Sequence[StepResult], names: Mapping[str, Tensor], which: str
-    ) -> dict[str, Any]:
-        return {
-            name: np.stack([self._to_numpy(getattr(r, which)[name]) for r in results])
-            for name in names
-        }
+def fetched(results: Sequence[StepResult], stacked: Callable[[list[Tensor]], Any]) -> Results:
+    """Return the outputs of a window's steps as arrays, and the violations of any of them.
+
+    Args:
+        results: The outputs of each step. All have the same values; Python code may check something
+            in some steps only.
+        stacked: A function that stacks tensors of equal shapes to one array.
+    """
+
+    def by_name(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Any]:
+        return {name: stacked([part[name] for part in parts]) for name in parts[0]}
+
+    broken: dict[str, list[Tensor]] = {}
+    for result in results:
+        for message, flag in result.broken.items():
+            broken.setdefault(message, []).append(flag)
+    violated = [message for message, happened in broken.items() if stacked(happened).any()]
+    return by_name([x.values for x in results]), by_name([x.weights for x in results]), violated
