@@ -1,37 +1,21 @@
 """The eager reference: a Python loop over a window's batches, slow but easy to debug."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from keras import ops
 
 from ..core import structures
-from .background import Done, Results
+from .background import Done, fetched
 from .plans import Facts, Plan
 from .program import Program
 from .ranges import flags, watched
 from .step_context import running
-from .types import Tensor
+from .types import StepResult, Tensor
 from .window import Following, Window, examples_of
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """The outputs of one step, as tensors.
-
-    Attributes:
-        values: A scalar per name.
-        weights: A scalar per name, for values made by `weighted`.
-        broken: A boolean scalar per violation message, true if the violation happened.
-    """
-
-    values: Mapping[str, Tensor]
-    weights: Mapping[str, Tensor]
-    broken: Mapping[str, Tensor]
 
 
 def run_step(program: Program, batch: Any, number: Any) -> StepResult:
@@ -112,23 +96,3 @@ class EagerExecutor:
                 results.append(run_step(self._program, batch, first_step + i))
         found = fetched(results, lambda tensors: np.stack([*map(self._to_numpy, tensors)]))
         return Done(lambda: found, time.monotonic() - started)
-
-
-def fetched(results: Sequence[StepResult], stacked: Callable[[list[Tensor]], Any]) -> Results:
-    """Return the outputs of a window's steps as arrays, and the violations of any of them.
-
-    Args:
-        results: The outputs of each step. All have the same values; Python code may check something
-            in some steps only.
-        stacked: A function that stacks tensors of equal shapes to one array.
-    """
-
-    def by_name(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Any]:
-        return {name: stacked([part[name] for part in parts]) for name in parts[0]}
-
-    broken: dict[str, list[Tensor]] = {}
-    for result in results:
-        for message, flag in result.broken.items():
-            broken.setdefault(message, []).append(flag)
-    violated = [message for message, happened in broken.items() if stacked(happened).any()]
-    return by_name([x.values for x in results]), by_name([x.weights for x in results]), violated

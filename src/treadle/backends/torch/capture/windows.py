@@ -19,10 +19,11 @@ import torch
 from ....core import structures
 from ....core.float64 import CONVERTED
 from ....core.options import Options
-from ...background import Done, Running, hand_over, take_back
-from ...eager import StepResult, fetched, run_step
+from ...background import Done, Running, fetched, hand_over, take_back
+from ...eager import run_step
 from ...plans import Facts, Plan
 from ...program import Program
+from ...types import StepResult
 from ...window import Following, Rows, Window, row
 from ..patches import get_device
 from .code import Captured
