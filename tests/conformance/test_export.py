@@ -17,7 +17,7 @@ from keras_versions import needs_keras
 
 import treadle
 from treadle.errors import ConfigurationError, DataError, ExportError, StepError, TreadleWarning
-from treadle.exporting import exported
+from treadle.exporting import exported, formats
 from treadle.exporting.comparing import largest_difference
 from treadle.exporting.formats import FORMATS, check_free, missing_runtime
 from treadle.exporting.prediction import by_name
@@ -504,7 +504,7 @@ def test_arguments_are_checked_before_anything_is_computed(tmp_path):
 
 @once
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(formats, "find_spec", lambda name: None)
     message = (
         r"needs the package onnx on the backend torch, which is not installed: pip install onnx"
     )

@@ -1,11 +1,12 @@
 """Plots, such as the curves of a history. Matplotlib is only imported to draw one."""
 
+import importlib.util
 import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigurationError, did_you_mean, require_package
+from ..errors import ConfigurationError, did_you_mean
 from .folder import Folder
 
 KINDS = ("png", "svg", "pdf")
@@ -27,7 +28,10 @@ def checked_picture(path: str | Path) -> Path:
         'rate.png'
     """
     path = Path(path)
-    require_package("matplotlib", f"{path} cannot be drawn, because Matplotlib")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigurationError(
+            f"{path} cannot be drawn, because Matplotlib is not installed: pip install matplotlib"
+        )
     kind = path.suffix.removeprefix(".").lower()
     if kind not in KINDS:
         raise ConfigurationError(

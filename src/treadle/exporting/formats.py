@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from ..errors import ConfigurationError, did_you_mean, require_package
+from ..errors import ConfigurationError, did_you_mean
 
 _NAMES_WEIGHTS, _WEIGHTS = ".xml", ".bin"  # the two files of OpenVINO
 _GRAPH: Final = "saved_model.pb"
@@ -177,8 +177,11 @@ def check_writable(form: Format, backend: str) -> None:
             f"{form.refused[backend]}"
         )
     for package in form.writers.get(backend, ()):
-        needed = f"the format {form.name} needs the package {package} on the backend {backend}"
-        require_package(package, f"{needed}, which")
+        if find_spec(package) is None:
+            raise ConfigurationError(
+                f"the format {form.name} needs the package {package} on the backend {backend}, "
+                f"which is not installed: pip install {package}"
+            )
 
 
 def missing_runtime(form: Format) -> str:
