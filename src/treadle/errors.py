@@ -11,7 +11,8 @@ Example:
     True
 """
 
-from collections.abc import Iterable
+import importlib.util
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from operator import index
 from typing import Any
@@ -95,6 +96,31 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"{guess} Known: {', '.join(known) or 'none'}."
 
 
+def listed(names: Sequence[Any], most: int) -> str:
+    """Return the first names for a message, and how many more there are.
+
+    Example:
+        >>> listed(["a", "b", "c", "d"], most=2)
+        'a, b and 2 more'
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + more
+
+
+def require_package(package: str, what: str) -> None:
+    """Check that a package is installed.
+
+    Args:
+        package: The name that it is imported and installed by.
+        what: The beginning of the message, such as `history.plot() needs Matplotlib, which`.
+
+    Raises:
+        ConfigurationError: The package is not installed.
+    """
+    if importlib.util.find_spec(package) is None:
+        raise ConfigurationError(f"{what} is not installed: pip install {package}")
+
+
 def whole_number(name: str, value: Any, error: type[TreadleError], least: int = 1) -> int:
     """Return `value` as an int, after checking that it is a whole number of at least `least`.
 
@@ -123,3 +149,10 @@ def whole_number(name: str, value: Any, error: type[TreadleError], least: int = 
     if number < least:
         raise error(f"{name} must be at least {least}, not {number}")
     return number
+
+
+def whole_number_or_none(
+    name: str, value: Any, error: type[TreadleError], least: int = 1
+) -> int | None:
+    """Return `value` as an int, as `whole_number` does, or None if it is None."""
+    return None if value is None else whole_number(name, value, error, least)

@@ -15,7 +15,7 @@ from .core.options import Options, global_random_seed, run_seed
 from .core.triggers import AtEpochs, Scheduled, Span, When
 from .data.fit_arguments import FitData, writeable_again
 from .data.order import hashed
-from .errors import ConfigurationError, whole_number
+from .errors import ConfigurationError, whole_number, whole_number_or_none
 from .hooks.keras_callbacks import KerasCallbacks, ordered
 from .loop import Loop
 from .run.habits import OF_KERAS_FIT
@@ -108,8 +108,8 @@ def fit(
     epochs = _limited(whole_number("epochs", epochs, ConfigurationError, least=0), "max_epochs")
     steps_per_epoch = _limited(steps_per_epoch, "max_steps_per_epoch")
     initial_epoch = whole_number("initial_epoch", initial_epoch, ConfigurationError, least=0)
-    _check_count("steps_per_epoch", steps_per_epoch)
-    _check_count("validation_steps", validation_steps)
+    whole_number_or_none("steps_per_epoch", steps_per_epoch, ConfigurationError)
+    whole_number_or_none("validation_steps", validation_steps, ConfigurationError)
     training, validating = FitData(x, y, sample_weight), None
     if validation_data is not None:
         validating = FitData.of(validation_data)
@@ -200,7 +200,7 @@ def evaluate(
         ['loss', 'mae']
     """
     task = KerasTask(model)
-    _check_count("steps", steps)
+    whole_number_or_none("steps", steps, ConfigurationError)
     notified = keras.callbacks.CallbackList(callbacks, model=model, verbose=0, epochs=1)
     with writeable_again(x, y, sample_weight):
         source = FitData(x, y, sample_weight).source(batch_size, steps=steps)
@@ -243,7 +243,7 @@ def predict(
         (8, 1)
     """
     task = Predicting(model)
-    _check_count("steps", steps)
+    whole_number_or_none("steps", steps, ConfigurationError)
     notified = keras.callbacks.CallbackList(callbacks, model=model, verbose=0, epochs=1)
     with writeable_again(x):
         source = FitData(x).source(batch_size, steps=steps)
@@ -261,12 +261,6 @@ class Predicting(KerasTask):
     """
 
     needs_compile = False
-
-
-def _check_count(name: str, count: Any) -> None:
-    """Check a number of batches, which may be None."""
-    if count is not None:
-        whole_number(name, count, ConfigurationError)
 
 
 def _limited(count: Any, name: str) -> Any:

@@ -28,8 +28,8 @@ from .core.tracebacks import shortened
 from .core.triggers import Scheduled, Span, When
 from .data import as_source
 from .distribute import check_joined
-from .errors import ConfigurationError
-from .run.arguments import checked_count, checked_hooks, checked_options, checked_task, narrow_parts
+from .errors import ConfigurationError, whole_number_or_none
+from .run.arguments import checked_hooks, checked_options, checked_task, narrow_parts
 from .run.calls import Calls
 from .run.engine import Engine
 from .run.habits import OF_FIT, OF_LOOP, OF_LOOPS, never_called
@@ -175,7 +175,8 @@ class Loop:
         run, calls = self._run, self._calls
         with calls.checking_arguments():
             self._check_outermost("fit")
-            epochs, steps = checked_count("epochs", epochs), checked_count("steps", steps)
+            epochs = whole_number_or_none("epochs", epochs, ConfigurationError)
+            steps = whole_number_or_none("steps", steps, ConfigurationError)
             check_end(epochs=epochs, steps=steps, until=until)
             source, validating = as_source(train), Validation.of(validation, validate_every)
             if validating:
@@ -228,7 +229,7 @@ class Loop:
         with calls.checking_arguments():
             self._check_outermost("epochs")
             self._check_no_rollback("epochs")
-            count = checked_count("epochs", count)
+            count = whole_number_or_none("epochs", count, ConfigurationError)
         if calls.skip_completed_call({"epochs": count}):
             return
         with shortened(), calls.calling("epochs", count) as call:

@@ -292,7 +292,7 @@ def test_the_status_is_that_of_the_run(begun, error, unfinished, status):
 
 @pytest.mark.parametrize(("kind", "extra"), [(MLflow, "mlflow"), (Wandb, "wandb")])
 def test_a_missing_package_is_an_error_that_names_the_extra(kind, extra, monkeypatch):
-    monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     message = rf"hook {kind.__name__} needs the package {extra}.*pip install {extra}$"
     with pytest.raises(ConfigurationError, match=message):
         kind()

@@ -8,7 +8,7 @@ import treadle
 from tests.tune_searches import Killed, Line, apart, quick  # noqa: F401
 from treadle import Range
 from treadle.errors import ConfigurationError
-from treadle.tuning import search, study
+from treadle.tuning import search
 
 
 def test_the_facts_of_a_search_are_those_of_all_its_data():
@@ -24,7 +24,7 @@ def test_the_facts_of_a_search_are_those_of_all_its_data():
 
 
 def test_optuna_is_named_where_it_is_missing(monkeypatch):
-    monkeypatch.setattr(study, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError) as caught:
         treadle.tune("digits")
     assert str(caught.value) == (

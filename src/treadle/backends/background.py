@@ -16,12 +16,14 @@ import ctypes
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import cache
 from multiprocessing import active_children
 from typing import Any
+
+from .types import StepResult, Tensor
 
 # A single thread, so that windows run in order. Compiled calls release the GIL; submitting one
 # costs about 50 µs.
@@ -171,3 +173,23 @@ def start(
     started = time.monotonic()
     results = compute()
     return Done(lambda: settle(results), time.monotonic() - started)
+
+
+def fetched(results: Sequence[StepResult], stacked: Callable[[list[Tensor]], Any]) -> Results:
+    """Return the outputs of a window's steps as arrays, and the violations of any of them.
+
+    Args:
+        results: The outputs of each step. All have the same values; Python code may check something
+            in some steps only.
+        stacked: A function that stacks tensors of equal shapes to one array.
+    """
+
+    def by_name(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Any]:
+        return {name: stacked([part[name] for part in parts]) for name in parts[0]}
+
+    broken: dict[str, list[Tensor]] = {}
+    for result in results:
+        for message, flag in result.broken.items():
+            broken.setdefault(message, []).append(flag)
+    violated = [message for message, happened in broken.items() if stacked(happened).any()]
+    return by_name([x.values for x in results]), by_name([x.weights for x in results]), violated

@@ -24,7 +24,7 @@ from .plans import Facts, Plan
 from .program import Program
 from .scope import Scope
 from .step_context import StepContext
-from .types import Losses, Tensor, Variable
+from .types import Branch, Condition, IndexedBody, LoopBody, Losses, Tensor, Variable
 from .window import Following, Window
 
 
@@ -126,15 +126,6 @@ class RefusedDistribution:
     variable: Variable | None = None
 
 
-def single_device_only(devices: Any, backend: str) -> ConfigurationError:
-    """Return the error for a request of several devices on a backend that uses one."""
-    return ConfigurationError(
-        f"devices={devices!r}: Treadle trains on several devices on JAX only, and this process "
-        f"runs on {backend}. Use treadle.setup(backend='jax', devices=…) before Keras is imported, "
-        "or one device"
-    )
-
-
 class Transformations(Protocol):
     """Differentiation and recomputation: operations that steps call."""
 
@@ -174,16 +165,16 @@ class Transformations(Protocol):
     def gathered(self, x: Tensor) -> Tensor:
         """Return the rows of the whole batch for a tensor with the rows of this process.
 
-        It can be differentiated.
+        It can be differentiated. The rows of one process are the whole batch.
         """
-        ...
+        return x
 
     def total(self, x: Tensor) -> Tensor:
         """Return the sum over the processes of a tensor that each computes from its rows.
 
         It is not differentiated.
         """
-        ...
+        return x
 
     def place(self) -> Any:
         """Return what identifies the trace that records operations now; None outside of traces.
@@ -209,16 +200,11 @@ Step = Callable[[list[Tensor], list[Tensor]], tuple[list[Tensor], list[Tensor]]]
 class ControlFlow(Protocol):
     """Branches and loops, in which functions may assign variables: changes carry over."""
 
-    def cond(
-        self,
-        predicate: Tensor,
-        then: Callable[[], list[Tensor]],
-        otherwise: Callable[[], list[Tensor]],
-    ) -> list[Tensor]:
+    def cond(self, predicate: Tensor, then: Branch, otherwise: Branch) -> list[Tensor]:
         """Run one of two branches; both return as many tensors."""
         ...
 
-    def switch(self, index: Tensor, branches: Sequence[Callable[[], list[Tensor]]]) -> list[Tensor]:
+    def switch(self, index: Tensor, branches: Sequence[Branch]) -> list[Tensor]:
         """Run one of several branches; an index out of range selects the first or the last one."""
         ...
 
@@ -244,21 +230,13 @@ class ControlFlow(Protocol):
         ...
 
     def while_loop(
-        self,
-        condition: Callable[[list[Tensor]], Tensor],
-        body: Callable[[list[Tensor]], list[Tensor]],
-        values: list[Tensor],
-        maximum: int | None,
+        self, condition: Condition, body: LoopBody, values: list[Tensor], maximum: int | None
     ) -> list[Tensor]:
         """Run `body` while `condition` is true, at most `maximum` times."""
         ...
 
     def fori_loop(
-        self,
-        lower: Any,
-        upper: Any,
-        body: Callable[[Tensor, list[Tensor]], list[Tensor]],
-        values: list[Tensor],
+        self, lower: Any, upper: Any, body: IndexedBody, values: list[Tensor]
     ) -> list[Tensor]:
         """Run `body` for the integers from `lower` to `upper`, without that one."""
         ...
@@ -297,7 +275,7 @@ class Caller(Protocol):
         Returns:
             A function that waits for the outputs of all calls, and returns them in order.
         """
-        ...
+        return start_each(self.start, window)
 
 
 class StepExecution(Protocol):
@@ -446,7 +424,7 @@ class Variables(Protocol):
 
         Then `read` and `finite` must be called in all processes.
         """
-        ...
+        return False
 
     def finite(self, variables: Sequence[Variable]) -> Sequence[bool]:
         """Return for each float variable whether all its values are finite, in one fetch."""
@@ -488,9 +466,11 @@ class Devices(Protocol):
     """Facts about the devices that a step runs on.
 
     Attributes:
+        name: The name of the backend.
         bfloat16_pays: Whether bfloat16 is faster than float32 on a CPU that supports it.
     """
 
+    name: str
     bfloat16_pays: bool
 
     def computes_on(self) -> dict[str, Any]:
@@ -521,7 +501,11 @@ class Devices(Protocol):
         Raises:
             ConfigurationError: There are fewer devices, or the backend trains on one only.
         """
-        ...
+        raise ConfigurationError(
+            f"devices={devices!r}: Treadle trains on several devices on JAX only, and this process "
+            f"runs on {self.name}. Use treadle.setup(backend='jax', devices=…) before Keras is "
+            "imported, or one device"
+        )
 
     def refused_distribution(
         self, variables: Sequence[Variable], built: bool
@@ -532,13 +516,11 @@ class Devices(Protocol):
             variables: The variables of a task, without the states of seed generators.
             built: Whether all variables of a training step exist.
         """
-        ...
+        return None
 
 
 class Backend(Transformations, ControlFlow, StepExecution, Models, Variables, Devices, Protocol):
     """The operations that Treadle needs from a framework."""
-
-    name: str
 
 
 _backends: dict[str, Backend] = {}

@@ -1,37 +1,21 @@
 """The eager reference: a Python loop over a window's batches, slow but easy to debug."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from keras import ops
 
 from ..core import structures
-from .background import Done, Results
+from .background import Done, fetched
 from .plans import Facts, Plan
 from .program import Program
 from .ranges import flags, watched
 from .step_context import running
-from .types import Tensor
+from .types import StepResult, Tensor
 from .window import Following, Window, examples_of
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """The outputs of one step, as tensors.
-
-    Attributes:
-        values: A scalar per name.
-        weights: A scalar per name, for values made by `weighted`.
-        broken: A boolean scalar per violation message, true if the violation happened.
-    """
-
-    values: Mapping[str, Tensor]
-    weights: Mapping[str, Tensor]
-    broken: Mapping[str, Tensor]
 
 
 def run_step(program: Program, batch: Any, number: Any) -> StepResult:
@@ -110,22 +94,5 @@ class EagerExecutor:
             batch = structures.mapped(self._to_device, window.batch(i))
             with self._around(self._program):
                 results.append(run_step(self._program, batch, first_step + i))
-        fetched = self._fetched(results)
-        return Done(lambda: fetched, time.monotonic() - started)
-
-    def _fetched(self, results: Sequence[StepResult]) -> Results:
-        first = results[0]
-        broken = [m for r in results for m, flag in r.broken.items() if self._to_numpy(flag)]
-        return (
-            self._stacked(results, first.values, "values"),
-            self._stacked(results, first.weights, "weights"),
-            broken,
-        )
-
-    def _stacked(
-        self, results: Sequence[StepResult], names: Mapping[str, Tensor], which: str
-    ) -> dict[str, Any]:
-        return {
-            name: np.stack([self._to_numpy(getattr(r, which)[name]) for r in results])
-            for name in names
-        }
+        found = fetched(results, lambda tensors: np.stack([*map(self._to_numpy, tensors)]))
+        return Done(lambda: found, time.monotonic() - started)

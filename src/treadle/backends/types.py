@@ -1,6 +1,6 @@
-"""Names for the values of all frameworks, and scalars with weights."""
+"""Names for the values of all frameworks, scalars with weights, and the outputs of a step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,3 +32,18 @@ Losses = dict[str, Tensor | Weighted]
 def unweighted(x: Any) -> Any:
     """Return the value of a weighted scalar, and anything else as it is."""
     return x.value if isinstance(x, Weighted) else x
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The outputs of one step, as tensors.
+
+    Attributes:
+        values: A scalar per name.
+        weights: A scalar per name, for values made by `weighted`.
+        broken: A boolean scalar per violation message, true if the violation happened.
+    """
+
+    values: Mapping[str, Tensor]
+    weights: Mapping[str, Tensor]
+    broken: Mapping[str, Tensor]

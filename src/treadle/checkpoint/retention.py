@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
 from ..core.folder import PARTIAL, Folder, partial
-from ..errors import CheckpointError, ConfigurationError, whole_number
+from ..errors import CheckpointError, ConfigurationError, whole_number, whole_number_or_none
 from .arrays import SUFFIX
 from .format import FIXED, Name
 from .manifest import Manifest, read_manifest
@@ -43,9 +43,7 @@ class Retention:
         if direction not in ("min", "max"):
             raise ConfigurationError(f"direction must be 'min' or 'max', not {direction!r}")
         self._last = whole_number("keep_last", last, ConfigurationError)
-        self._every = every
-        if every is not None:
-            self._every = whole_number("keep_every", every, ConfigurationError)
+        self._every = whole_number_or_none("keep_every", every, ConfigurationError)
         self._best = best and whole_number("keep_best", best, ConfigurationError)
         self._sign = 1 if direction == "min" else -1
         self.readable: set[Name] = set()

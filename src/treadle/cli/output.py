@@ -56,21 +56,6 @@ def reporting_errors() -> Generator[None]:
         raise typer.Exit(TRAINING) from error
 
 
-@contextmanager
-def interrupts(reported: bool) -> Generator[None]:
-    """Exit with the exit code of an interrupt, without a second message.
-
-    Args:
-        reported: Whether the progress display has already reported the interrupt.
-    """
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        if not reported:
-            raise
-        raise typer.Exit(INTERRUPTED) from error
-
-
 def print_line(text: str) -> None:
     """Print a text to standard output."""
     typer.echo(fitted(text, sys.stdout))

@@ -287,8 +287,12 @@ def _fitted(
     if options.weights_from is not None and _restores_nothing(directory, earlier):
         loop.prepare(data.train)  # some models are built by their first batch only
         treadle.warm_start(made.task, options.weights_from)
-    with output.interrupts(reported=not options.quiet):
+    try:
         return loop.fit(data.train, data.validation, **lasts)
+    except KeyboardInterrupt as error:
+        if options.quiet:
+            raise
+        raise typer.Exit(output.INTERRUPTED) from error  # the progress display has reported it
 
 
 def _earlier(options: Run) -> RunFile | None:

@@ -1,14 +1,13 @@
 """The history of a run: every record, and the values of every step."""
 
 import importlib
-import importlib.util
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
-from ..errors import ConfigurationError, did_you_mean
+from ..errors import ConfigurationError, did_you_mean, require_package
 from . import drawing, views
 from .logs import Array, Record, StepLogs, column_of, plain, short
 
@@ -159,10 +158,7 @@ class History:
             >>> len(figure.axes)
             1
         """
-        if importlib.util.find_spec("matplotlib") is None:
-            raise ConfigurationError(
-                "history.plot() needs Matplotlib, which is not installed: pip install matplotlib"
-            )
+        require_package("matplotlib", "history.plot() needs Matplotlib, which")
         panels = panels_of(self, names)
         for name in names:
             if all(panel.name != name for panel in panels):
@@ -193,10 +189,7 @@ class History:
         """
         if rows not in ("epochs", "steps", "records"):
             raise ConfigurationError(f"rows must be 'epochs', 'steps' or 'records', not {rows!r}")
-        if importlib.util.find_spec("pandas") is None:
-            raise ConfigurationError(
-                "history.to_pandas() needs pandas, which is not installed: pip install pandas"
-            )
+        require_package("pandas", "history.to_pandas() needs pandas, which")
         pandas: Any = importlib.import_module("pandas")
         if rows == "steps":
             values = {column_of(name): self.steps(name) for name in self.step_names}

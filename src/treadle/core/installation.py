@@ -59,7 +59,12 @@ def describe() -> dict[str, Any]:
         "location": shortened(Path(__file__).parents[1]),
         "python": f"{platform.python_version()} ({shortened(Path(sys.executable))})",
         "platform": platform.platform(),
-        "machine": _machine(),
+        "machine": {
+            "processor": _processor(),
+            "cores": cores(),
+            "memory_gib": _memory(),
+            "nvidia_gpus": list(_nvidia_gpus()),
+        },
         "backend": chosen_backend(),
         "backends": {name: package_version(name) for name in BACKENDS},
         "packages": {name: package_version(name) for name in required},
@@ -131,15 +136,6 @@ def chosen_backend() -> dict[str, str | None]:
     if name not in installed_backends():
         error = f"{name} is not installed" if name in BACKENDS else f"{name} is no backend of Keras"
     return {"name": name, "origin": origin, "error": error}
-
-
-def _machine() -> dict[str, Any]:
-    return {
-        "processor": _processor(),
-        "cores": cores(),
-        "memory_gib": _memory(),
-        "nvidia_gpus": list(_nvidia_gpus()),
-    }
 
 
 def _processor() -> str:

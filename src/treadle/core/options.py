@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from ..errors import ConfigurationError, did_you_mean, whole_number
+from ..errors import ConfigurationError, did_you_mean, whole_number_or_none
 from . import keras_internals
 
 EXECUTIONS = ("auto", "compiled", "eager", "measure")
@@ -72,9 +72,8 @@ class Options:
             raise ConfigurationError(
                 f"unknown compiler {self.compiler!r}.{did_you_mean(self.compiler, COMPILERS)}"
             )
-        if self.window is not None:
-            window = whole_number("window", self.window, ConfigurationError)
-            object.__setattr__(self, "window", window)
+        window = whole_number_or_none("window", self.window, ConfigurationError)
+        object.__setattr__(self, "window", window)
 
 
 def backend_name() -> str:

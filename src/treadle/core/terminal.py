@@ -5,7 +5,6 @@ import threading
 import unicodedata
 from collections.abc import Callable
 from time import monotonic
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # importing rich takes a tenth of a second
@@ -161,12 +160,7 @@ class Waiting:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Remove the line from a terminal."""
         self._ended.set()
         if self._live is not None:

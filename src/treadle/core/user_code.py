@@ -19,6 +19,8 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final
 
+from ..errors import listed
+
 PLAIN: Final = (bool, int, float, str, type(None))
 """The types of values that are compared as they are."""
 
@@ -97,10 +99,9 @@ def changed_code(before: Mapping[str, str], now: Mapping[str, str], since: str =
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     if not before or not now or not names:
         return ""
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return (
-        f"the code of {', '.join(names[:_NAMED])}{more} changed since {since}, so its results are "
-        "those of other code: fresh=True (--fresh) trains from scratch"
+        f"the code of {listed(names, _NAMED)} changed since {since}, so its results are those of "
+        "other code: fresh=True (--fresh) trains from scratch"
     )
 
 

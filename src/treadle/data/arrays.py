@@ -13,7 +13,7 @@ import numpy as np
 from ..backends.window import Rows, Window
 from ..core import structures
 from ..core.locked_arrays import RenewedLock, use, writable_view
-from ..errors import DataError, whole_number
+from ..errors import DataError, whole_number, whole_number_or_none
 from .iterables import type_name
 from .leaves import Array, as_arrays, mapped_base, named
 from .order import Integers, Permutation
@@ -98,8 +98,7 @@ def from_arrays(
             f"{examples} examples make no full batch of {batch_size}, and drop_last drops shorter "
             f"batches: use a smaller batch_size"
         )
-    if seed is not None:
-        seed = whole_number("seed", seed, DataError, least=0)
+    seed = whole_number_or_none("seed", seed, DataError, least=0)
     lock = None
     if changing:
         _refuse_copies(given, structure)

@@ -261,8 +261,7 @@ class ZippedSource(BaseSource):
             name: read_from(part, request.at(epoch, start, positions.get(name)))
             for name, part in self.parts
         }
-        is_named = isinstance(self.sources, dict)
-        return ZippedReader(readers, is_named, self, epoch, start)
+        return ZippedReader(readers, self, epoch, start)
 
 
 class ZippedReader(CountingReader):
@@ -270,24 +269,17 @@ class ZippedReader(CountingReader):
 
     Args:
         readers: The readers by name or index, in the order of the batch.
-        is_named: Whether batches are dicts by name, and no tuples.
         source: The source, whose shortest part may have another length in each epoch.
         epoch: The number of the epoch.
         start: The number of the first batch.
     """
 
     def __init__(
-        self,
-        readers: dict[str, Reader],
-        is_named: bool,
-        source: ZippedSource,
-        epoch: int,
-        start: int,
+        self, readers: dict[str, Reader], source: ZippedSource, epoch: int, start: int
     ) -> None:
         super().__init__(epoch, start)
-        self._readers = readers
-        self._is_named = is_named
-        self._source = source
+        self._readers, self._source = readers, source
+        self._is_named = isinstance(source.sources, dict)  # else batches are tuples
 
     def position(self, ahead: int = 0) -> Position | None:
         """Return the positions of the readers by name or index, or None if no reader has one."""

@@ -5,7 +5,6 @@ policy with `loop.call`, and returns a batch.
 """
 
 import importlib
-import importlib.util
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from ..core.options import run_seed
-from ..errors import ConfigurationError, DataError, whole_number
+from ..errors import DataError, require_package, whole_number, whole_number_or_none
 from .order import hashed
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -89,14 +88,11 @@ class Environments:
     """
 
     def __init__(self, make: str | Callable[[], Any], count: int, seed: int | None = None) -> None:
-        if isinstance(make, str) and importlib.util.find_spec("gymnasium") is None:
-            raise ConfigurationError(
-                f"the environment {make!r} cannot be made, because Gymnasium is not installed: pip "
-                "install gymnasium"
-            )
-        self._make, self._seed = make, seed
-        if seed is not None:
-            self._seed = whole_number("seed", seed, DataError, least=0)
+        if isinstance(make, str):
+            why = f"the environment {make!r} cannot be made, because Gymnasium"
+            require_package("gymnasium", why)
+        self._make = make
+        self._seed = whole_number_or_none("seed", seed, DataError, least=0)
         self.count: Final = whole_number("count", count, DataError)
         self._made: list[_Environment] = []
         # Of all environments, (n, …); None if they must be collected from them.

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..core.hook import LoopView
-from ..errors import DataError, whole_number
+from ..errors import DataError, whole_number, whole_number_or_none
 from .order import hashed
 from .reader import BatchSource, lasting
 from .source import ReadRequest
@@ -40,8 +40,7 @@ def from_function(
         (4, 8, 2)
     """
     length = whole_number("length", length, DataError)
-    if seed is not None:
-        seed = whole_number("seed", seed, DataError, least=0)
+    seed = whole_number_or_none("seed", seed, DataError, least=0)
 
     def batches(reading: ReadRequest) -> Iterator[Any]:
         for index in range(reading.first, length):
@@ -80,8 +79,7 @@ def closed_loop(
         >>> source.length
         10
     """
-    if length is not None:
-        length = whole_number("length", length, DataError)
+    length = whole_number_or_none("length", length, DataError)
 
     def batches(reading: ReadRequest) -> Iterator[Any]:
         if reading.loop is None:

@@ -6,6 +6,7 @@ can be read without those before it. Of a stream, batches come in the order of t
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain, islice
@@ -237,10 +238,8 @@ class RaggedStream(BaseSource):
         examples = (example(item, f"example {i} of the epoch") for i, item in enumerate(items))
 
         def batches() -> Iterator[Any]:
-            try:
+            with closing(reader):
                 yield from self._joining.batches(examples, reading.ordered)
-            finally:
-                reader.close()
 
         # A source may open its iterator at the first batch: before, it has no position.
         opening = position_of(reader, len(first))

@@ -5,7 +5,7 @@ import random
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import FunctionType, MethodType, ModuleType
@@ -73,6 +73,12 @@ def keeper_of_all(things: Any) -> Keeper:
             )
         keepers.append(keeper)
 
+    return together(keepers)
+
+
+def together(keepers: Sequence[Keeper]) -> Keeper:
+    """Return one keeper for several, whose state is the list of theirs."""
+
     def restore(states: Any) -> None:
         for keeper, state in zip(keepers, states, strict=True):
             keeper.restore(state)
@@ -115,6 +121,7 @@ def generators_of(*things: Any) -> Keeper | None:
                 waiting += _used_by(thing)
             else:
                 found.append(keeper)
+    whole = together(found)
 
     def restore(states: Any) -> None:
         if len(states) != len(found):
@@ -122,11 +129,9 @@ def generators_of(*things: Any) -> Keeper | None:
                 f"the source uses {len(found)} random generators of its own, but used "
                 f"{len(states)} when the run began: create the same ones with the data"
             )
-        for each, state in zip(found, states, strict=True):
-            each.restore(state)
+        whole.restore(states)
 
-    whole = Keeper("Generator", lambda: [each.state() for each in found], restore)
-    return whole if found else None
+    return Keeper("Generator", whole.state, restore) if found else None
 
 
 def _generator(thing: Any) -> Keeper | None:

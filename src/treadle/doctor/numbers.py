@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import listed
+
 Array = np.ndarray[Any, np.dtype[Any]]
 _LISTED = 8
 
@@ -138,5 +140,4 @@ def short_list(numbers: tuple[int, ...]) -> str:
         >>> short_list(tuple(range(12)))
         '0, 1, 2, 3, 4, 5, 6, 7 and 4 more'
     """
-    more = f" and {len(numbers) - _LISTED} more" if len(numbers) > _LISTED else ""
-    return ", ".join(map(str, numbers[:_LISTED])) + more
+    return listed(numbers, _LISTED)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -380,12 +380,10 @@ def first_batches(source: Any, loop: Loop, least: int, most: int = 0) -> list[An
     def is_fast() -> bool:
         return len(batches) < most and time.monotonic() - started < SECONDS and size < LARGE
 
-    try:
+    with closing(reader):
         while (len(batches) < least or is_fast()) and (window := reader.take(1)) is not None:
             batches.append(window.streamed().batch(0))
             size += sum(leaf.array.nbytes for leaf in leaves_of(batches[-1]))
-    finally:
-        reader.close()
     return batches
 
 

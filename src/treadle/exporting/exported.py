@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Generator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -240,13 +240,11 @@ def _first_batch(loop: Loop) -> Any:
     reader = read_from(
         as_source(chosen), ReadRequest(0, seed=run_seed(), loop=loop.view, ordered=True)
     )
-    try:
+    with closing(reader):
         window = reader.take(1)
         if window is None:
             raise DataError("the data gave no batch: pass an example with export(…, batch=…)")
         return window.batch(0)
-    finally:
-        reader.close()
 
 
 @contextmanager

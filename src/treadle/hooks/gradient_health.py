@@ -11,7 +11,7 @@ from ..core.folder import Folder
 from ..core.hook import DetailedHook, LoopView
 from ..core.logs import StepLogs
 from ..core.triggers import Span, When
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, listed
 from .health_rules import HealthRules, Verdict
 from .lines import strict
 from .log_tail import cut_after
@@ -243,10 +243,9 @@ def _notes(measured: "StepStatistics") -> list[str]:
     notes: list[str] = []
     without = [x.path for x in measured.layers if x.gradient is None and x.weight is not None]
     if without:
-        more = f" and {len(without) - 3} more" if len(without) > 3 else ""
         notes.append(
-            f"No gradient was measured of {', '.join(without[:3])}{more}: it is computed in a "
-            "branch or a mapped function, or by the step itself."
+            f"No gradient was measured of {listed(without, 3)}: it is computed in a branch or a "
+            "mapped function, or by the step itself."
         )
     if measured.accumulates:
         notes.append(

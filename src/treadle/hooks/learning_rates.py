@@ -67,22 +67,15 @@ class LearningRates:
 
     def facts(self) -> dict[str, Any]:
         """Return the steps, and the rates by the path of the optimizer; empty without samples."""
-        return {"steps": [*self._steps], "rates": self._copied()} if self._steps else {}
+        rates = {path: [*values] for path, values in self._rates.items()}
+        return {"steps": [*self._steps], "rates": rates} if self._steps else {}
 
     def state(self) -> dict[str, Any]:
         """Return the samples, to be saved in a checkpoint."""
         if not self._seen:
             return {}
-        return {
-            "spacing": self._spacing,
-            "seen": self._seen,
-            "steps": [],
-            "rates": {},
-            **self.facts(),
-        }
-
-    def _copied(self) -> dict[str, list[float | None]]:
-        return {path: [*values] for path, values in self._rates.items()}
+        counts = {"spacing": self._spacing, "seen": self._seen}
+        return {**counts, "steps": [], "rates": {}, **self.facts()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned.

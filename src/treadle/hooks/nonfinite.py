@@ -15,7 +15,7 @@ from ..core.progress import Progress
 from ..core.structures import with_paths
 from ..core.triggers import Span, When
 from ..data.leaves import named
-from ..errors import ConfigurationError, DataError, NonFiniteError, did_you_mean
+from ..errors import ConfigurationError, DataError, NonFiniteError, did_you_mean, listed
 
 ACTIONS = ("raise", "stop", "skip", "rollback")
 ROWS_NAMED = 5
@@ -154,14 +154,13 @@ class NonFinite(Hook):
         if not len(undone):
             return
         self._skipped += len(undone)
-        steps = ", ".join(str(logs.first_step + i) for i in undone[:ROWS_NAMED])
-        more = f" and {len(undone) - ROWS_NAMED} more" if len(undone) > ROWS_NAMED else ""
+        steps = listed([logs.first_step + i for i in undone], ROWS_NAMED)
         rows = _bad_inputs(loop, logs.first_step + int(undone[0]))
         where = f": its batch held {'; '.join(rows)}" if rows else ", whose batch was finite"
         loop.log(
             {
-                "warning": f"skipped step {steps}{more}, after which something was not finite"
-                f"{where} ({self._skipped} of {logs.progress.step} so far)"
+                "warning": f"skipped step {steps}, after which something was not finite{where} "
+                f"({self._skipped} of {logs.progress.step} so far)"
             }
         )
 
@@ -371,6 +370,4 @@ def _bad_rows(leaf: Any) -> list[int]:
 def _with_rows(name: str, rows: list[int]) -> str:
     if rows == [-1]:
         return name
-    numbers = ", ".join(str(row) for row in rows[:ROWS_NAMED])
-    more = f" and {len(rows) - ROWS_NAMED} more" if len(rows) > ROWS_NAMED else ""
-    return f"{name}, row{'s' if len(rows) > 1 else ''} {numbers}{more}"
+    return f"{name}, row{'s' if len(rows) > 1 else ''} {listed(rows, ROWS_NAMED)}"

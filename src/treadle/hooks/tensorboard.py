@@ -1,8 +1,8 @@
 """The `TensorBoard` hook, which writes event files without TensorFlow."""
 
-import importlib.util
 import os
 from collections.abc import Iterable, Mapping
+from itertools import groupby
 from pathlib import Path
 from time import monotonic, time
 from typing import Any
@@ -14,7 +14,7 @@ from ..core.hook import Hook, LoopView
 from ..core.images import Image
 from ..core.logs import Array, Record, StepLogs, plain
 from ..core.triggers import Span, When
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, require_package
 from .events import PATTERN, EventFile
 from .lines import resolved
 from .tracking import recorded_settings
@@ -66,11 +66,7 @@ class TensorBoard(Hook):
 
     @explains("TensorBoard", OF_TENSORBOARD)
     def __init__(self, directory: str | Path | None = None, histograms: str | None = None) -> None:
-        if importlib.util.find_spec("tensorboard") is None:
-            raise ConfigurationError(
-                "the hook TensorBoard needs the package tensorboard, which is not installed: "
-                "pip install tensorboard"
-            )
+        require_package("tensorboard", "the hook TensorBoard needs the package tensorboard, which")
         self._given = None if directory is None else Path(directory).absolute()
         self.when = None if histograms is None else When(Span.parse(histograms))
         self._restored: dict[str, int] | None = None  # file sizes from a checkpoint
@@ -205,14 +201,9 @@ class TensorBoard(Hook):
     def _write_pending(self) -> None:
         """Write the pending step values, grouping windows with the same names."""
         pending, self._pending = self._pending, []
-        same: list[tuple[float, StepLogs]] = []
-        for i, (at, logs) in enumerate(pending):
-            same.append((at, logs))
-            following = pending[i + 1][1].values if i + 1 < len(pending) else None
-            if logs.values and (following is None or [*following] != [*logs.values]):
-                self._write_steps(same)
-            if following is None or [*following] != [*logs.values]:
-                same = []
+        for names, windows in groupby(pending, key=lambda pair: [*pair[1].values]):
+            if names:
+                self._write_steps(list(windows))
 
     def _write_steps(self, windows: list[tuple[float, StepLogs]]) -> None:
         first = windows[0][1]

@@ -9,7 +9,6 @@ and the last step that was sent. A resumed run sends the steps after its checkpo
 same values.
 """
 
-import importlib.util
 import json
 import os
 import threading
@@ -33,7 +32,7 @@ from ..core.hook import DetailedHook, LoopView
 from ..core.identity import identity
 from ..core.images import Image
 from ..core.logs import Record, StepLogs, plain
-from ..errors import ConfigurationError, TreadleWarning
+from ..errors import ConfigurationError, TreadleWarning, require_package
 
 LEFT_OUT: Final = ("checkpoints", "wandb")  # and hidden files
 FIRST_PAUSE: Final = 1.0
@@ -135,11 +134,7 @@ class Tracker(DetailedHook):
 
     def __init__(self, package: str, upload: bool, wait: float) -> None:
         self._kind, self._file = type(self).__name__, f"{package}.json"
-        if importlib.util.find_spec(package) is None:
-            raise ConfigurationError(
-                f"the hook {self._kind} needs the package {package}, which is not installed: "
-                f"pip install {package}"
-            )
+        require_package(package, f"the hook {self._kind} needs the package {package}, which")
         if wait < 0:
             raise ConfigurationError(f"{self._kind} needs wait >= 0 seconds, not {wait!r}")
         self._upload, self._wait = upload, wait

@@ -43,7 +43,7 @@ MOST_LAYERS = 300
 MOST_CELLS = 20_000  # of a heat map
 MEASURES = ("gradient", "ratio", "dead")
 _COSTS = {field.name for field in fields(Costs)}
-_TITLES = {"warning": "warning", "note": "note"}
+_SHOWN = ("started", "finished", "backend", "precision", "devices", "plan")
 
 
 def read_run(directory: Path, points: int, image_bytes: int) -> dict[str, Any]:
@@ -111,12 +111,7 @@ def _facts(run: RunFile, state: RunState) -> dict[str, Any]:
     return {
         "task": _text(configuration.get("task", "")),
         "source": _text(configuration.get("recipe", "")),
-        "started": _text(run.get("started") or ""),
-        "finished": _text(run.get("finished") or ""),
-        "backend": _text(run.get("backend", "")),
-        "precision": _text(run.get("precision", "")),
-        "devices": _text(run.get("devices", "")),
-        "plan": _text(run.get("plan", "")),
+        **{name: _text(run.get(name) or "") for name in _SHOWN},
         "versions": {_name(k): _text(v) for k, v in _first(run.get("versions", {}))},
         "best": {_name(name): value for name, value in _first(best)},
         "last": {_name(k): v if math.isfinite(v) else str(v) for k, v in _first(state.last)},
@@ -248,8 +243,9 @@ def _events(
     for line in log.records:
         for name, value in values_of(line).items():
             if isinstance(value, str) and not is_image(value):
-                kind = _TITLES.get(name, "note")
-                add(line["step"], kind, value if name in _TITLES else f"{name}: {value}")
+                kind = "warning" if name == "warning" else "note"
+                text = value if name in ("warning", "note") else f"{name}: {value}"
+                add(line["step"], kind, text)
     for step in Checkpoints(directory / CHECKPOINTS).steps():
         add(step, "checkpoint", "checkpoint")
     for excluded in run.get("passed_over", []):
@@ -366,27 +362,21 @@ def _commands(
     directory: Path, state: RunState, log: Log, is_of_command: bool
 ) -> list[dict[str, str]]:
     """Return the commands that resume, evaluate and inspect a run: of a command, or of a script."""
-    path = shlex.quote(clean(directory, LONGEST_TEXT))
-    found: list[dict[str, str]] = []
+    folder = clean(directory, LONGEST_TEXT)
+    path, found = shlex.quote(folder), dict[str, str]()
     step = min(_first_nonfinite(log).values(), default=state.step)
-    if not is_of_command:
-        if state.state in ("interrupted", "failed"):
-            found.append({"what": "resume", "command": "start the same script again"})
-        if step:
-            where = f"{clean(directory, LONGEST_TEXT)!r}, step={step}"
-            command = f"print(treadle.doctor.replay(task, train, {where}))"
-            found.append({"what": f"run step {step} again", "command": command})
-        return found
     if state.state in ("interrupted", "failed"):
-        found.append({"what": "resume", "command": f"treadle resume {path}"})
-    elif state.state == "finished" and state.epoch:
-        more = f"treadle resume {path} --epochs {2 * state.epoch}"
-        found.append({"what": "train for longer", "command": more})
+        again = "start the same script again"
+        found["resume"] = f"treadle resume {path}" if is_of_command else again
+    elif is_of_command and state.state == "finished" and state.epoch:
+        found["train for longer"] = f"treadle resume {path} --epochs {2 * state.epoch}"
     if step:
-        command = f"treadle replay {path} --step {step}"
-        found.append({"what": f"run step {step} again", "command": command})
-    found.append({"what": "evaluate", "command": f"treadle evaluate {path}"})
-    return found
+        in_python = f"print(treadle.doctor.replay(task, train, {folder!r}, step={step}))"
+        replay = f"treadle replay {path} --step {step}" if is_of_command else in_python
+        found[f"run step {step} again"] = replay
+    if is_of_command:
+        found["evaluate"] = f"treadle evaluate {path}"
+    return [{"what": what, "command": command} for what, command in found.items()]
 
 
 def _text(value: object) -> str:

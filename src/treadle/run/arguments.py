@@ -10,7 +10,7 @@ from ..core import float64
 from ..core.hook import Hook
 from ..core.options import Options, precision_name
 from ..core.triggers import Scheduled
-from ..errors import ConfigurationError, whole_number
+from ..errors import ConfigurationError, listed
 from ..steps.keras_task import KerasTask
 from ..steps.state import State
 from ..steps.task import Task, adapter, missing_step
@@ -55,12 +55,11 @@ def narrow_parts(task: Any) -> str:
     if precision_name() != "float64":
         return ""
     found = State.discover(task).narrow()
-    more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
     if not found:
         return ""
     return (
-        f"precision='float64', but {', '.join(found[:NAMED])}{more} are not float64: create them "
-        "after treadle.setup, without a dtype, or with dtype='float64'"
+        f"precision='float64', but {listed(found, NAMED)} are not float64: create them after "
+        "treadle.setup, without a dtype, or with dtype='float64'"
     )
 
 
@@ -103,15 +102,6 @@ def checked_hooks(hooks: Any) -> Sequence[Hook | Scheduled]:
             "hooks=[treadle.every('200 steps', function)]"
         )
     return hooks
-
-
-def checked_count(name: str, count: Any) -> int | None:
-    """Return a number of epochs or steps after validating it, or None.
-
-    Raises:
-        ConfigurationError: If it is not a positive integer.
-    """
-    return None if count is None else whole_number(name, count, ConfigurationError)
 
 
 def _shown(value: Any) -> str:

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Final
@@ -265,7 +265,7 @@ class Evaluation:
         running: deque[Callable[[], list[Any]]] = deque()
         most, most_running = 1, 0  # until the outputs of the first batch are known
         ends = EndExpected("predict", source.length, loop.steps_per_epoch)
-        try:
+        with closing(reader):
             while (window := reader.take(most)) is not None:
                 ends.add(window.count)
                 with explaining(window):  # not of errors of the source
@@ -282,8 +282,6 @@ class Evaluation:
                 most = 1 if window.rows is None else min(ROWS_AT_ONCE, most_running)
             with explaining():
                 predictions.add_all(_fetched(running))
-        finally:
-            reader.close()
         if not predictions:
             raise DataError("the source to predict on gave no batch")
         return predictions.joined()

@@ -121,7 +121,7 @@ class _Column:
         self._parts: list[Array] = []
         self._filled = 0
         self._whole: Array | None = None
-        if batches is not None and first.ndim > 0:
+        if batches is not None:
             # The system provides memory when it is written to: a shorter last batch costs nothing.
             self._whole = np.empty((batches * len(first), *first.shape[1:]), first.dtype)
 
@@ -131,17 +131,11 @@ class _Column:
         whole = self._whole
         if whole is None:
             self._parts.append(part)
-        elif self._fits(part, whole):
+        elif part.dtype == whole.dtype and self._filled + len(part) <= len(whole):
             whole[self._filled : self._filled + len(part)] = part
             self._filled += len(part)
         else:
             self._parts, self._whole = [whole[: self._filled], part], None
-
-    def _fits(self, part: Array, whole: Array) -> bool:
-        """Return whether `part` is like the arrays before it, and there is room for it."""
-        if part.ndim == 0 or part.shape[1:] != whole.shape[1:] or part.dtype != whole.dtype:
-            return False
-        return self._filled + len(part) <= len(whole)
 
     def joined(self) -> Array:
         """Return the arrays of all batches, joined on the first axis."""

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Final
 
 from ..backends.background import take_back
@@ -312,16 +313,12 @@ class Feed:
     def sample(self, source: Source, progress: Progress, loop: LoopView) -> Window | None:
         """Return the first batch of an epoch, which is not trained on, and close the source."""
         self.close()
-        with self._noting(progress):
-            request = ReadRequest(progress.epoch, seed=run_seed(), loop=loop)
-            reader = read_from(source, request)
-            try:
-                window = reader.take(1)
-                if window is not None:  # an iterator yields each batch only once
-                    reader.put_back(window)
-                return window
-            finally:
-                reader.close()
+        request = ReadRequest(progress.epoch, seed=run_seed(), loop=loop)
+        with self._noting(progress), closing(read_from(source, request)) as reader:
+            window = reader.take(1)
+            if window is not None:  # an iterator yields each batch only once
+                reader.put_back(window)
+            return window
 
     def _noting(self, progress: Progress) -> noting:
         """Return a context that notes on errors of the source where the run is."""

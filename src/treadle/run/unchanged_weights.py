@@ -10,6 +10,7 @@ import numpy as np
 from ..backends.base import active
 from ..backends.types import Variable
 from ..core.logs import UNDONE, StepLogs
+from ..errors import listed
 from ..schedules import learning_rate_of, optimizers_of
 from ..steps.compiled_step import CompiledStep
 from ..steps.state import State
@@ -67,12 +68,11 @@ class WeightCheck:
         trains = prepared.returns and (prepared.differentiates or state.optimizers)
         if not written and not trains:  # it only updates metrics or computes values
             return ""
-        named = written or list(self._before)
-        more = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
+        named = listed(written or list(self._before), NAMED)
         plural = "s" if self._steps > 1 else ""
         return (
-            f"no weight changed in {self._steps:,} step{plural}: the values of "
-            f"{', '.join(named[:NAMED])}{more} are the same as before. {_reason(written, state)}"
+            f"no weight changed in {self._steps:,} step{plural}: the values of {named} are the "
+            f"same as before. {_reason(written, state)}"
         )
 
     def _has_changed(self, state: State) -> bool:
@@ -120,10 +120,10 @@ def _reason(written: Sequence[str], state: State) -> str:
     zero = [path for path, rate in rates.items() if rate == 0]
     if zero:
         return f"The learning rate of {', '.join(zero)} is 0"
-    listed = ", ".join(f"{path} {rate:.3g}" for path, rate in rates.items())
+    shown = ", ".join(f"{path} {rate:.3g}" for path, rate in rates.items())
     return (
         "Either no update was made (a branch of treadle.cond that was never taken), or every "
         "update was zero: the loss does not depend on these weights (stop_gradient, argmax and "
         "rounding have gradients of zero), or the learning rate is too small for their dtype"
-        + (f" (learning rates: {listed})" if listed else "")
+        + (f" (learning rates: {shown})" if shown else "")
     )

@@ -10,7 +10,7 @@ import keras
 from ..backends.base import active
 from ..backends.types import Variable
 from ..core.keras_internals import multi_optimizers
-from ..errors import StateError
+from ..errors import StateError, listed
 from .state import State
 
 
@@ -179,11 +179,10 @@ def _extend(
     unnamed = any(p.startswith(f"{path}/variables/") for p in before)
     several = isinstance(optimizer, multi_optimizers())
     if not path or unnamed or several or optimizer not in _built:
-        paths = ", ".join(state.path_of(v) for v in new[:5])
-        more = f" and {len(new) - 5} more" if len(new) > 5 else ""
+        paths = listed([state.path_of(v) for v in new], 5)
         raise StateError(
             f"{step_name} applies the optimizer {path or repr(optimizer.name)} "
-            f"({type(optimizer).__name__}) to {paths}{more}, but it was built with {len(known)} "
+            f"({type(optimizer).__name__}) to {paths}, but it was built with {len(known)} "
             f"other variables before. Build it with all variables that it trains: call "
             f"{path or 'optimizer'}.build([…]) in the task's __init__"
             + ("" if known else ", where the model is built, as by a keras.Input")

@@ -11,7 +11,7 @@ from ..backends.types import Variable
 from ..core.identity import MadeWith
 from ..core.split_arrays import StoredParts
 from ..core.user_code import attributes_of, name_in
-from ..errors import StateError
+from ..errors import StateError, listed
 from .constants import Constant, fingerprint, fingerprints
 from .derived import assigned
 from .discovery import MOST_SEARCHED, PLAIN, Discovery, path_in
@@ -125,10 +125,9 @@ class State:
         if not variables:
             return
         used = self.name_in_steps(lambda thing: _holds(thing, variables[0]))
-        names = ", ".join(map(self.path_of, variables[:5]))
-        more = f" and {len(variables) - 5} more" if len(variables) > 5 else ""
+        names = listed([self.path_of(variable) for variable in variables], 5)
         raise StateError(
-            f"{name} uses {names}{more}, which no attribute of the task reaches, so a compiled "
+            f"{name} uses {names}, which no attribute of the task reaches, so a compiled "
             f"step would never see it change: keep {used or 'what holds it'} as an attribute, or "
             f"pass it to treadle.task(…, {used or 'model'}={used or 'model'})"
             f"{self._holder_of(variables[0])}"

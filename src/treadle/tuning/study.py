@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -34,10 +33,7 @@ def require_optuna() -> None:
     Raises:
         ConfigurationError: If it is not.
     """
-    if find_spec("optuna") is None:
-        raise ConfigurationError(
-            "searching for settings needs Optuna, which is not installed: pip install optuna"
-        )
+    errors.require_package("optuna", "searching for settings needs Optuna, which")
     with warnings.catch_warnings():
         # In a notebook, its progress bars, which are not shown here, ask for ipywidgets.
         warnings.filterwarnings("ignore", "IProgress not found")
@@ -58,7 +54,6 @@ class Study:
             change was found.
 
     Raises:
-        ConfigurationError: If Optuna is not installed.
         DirectoryError: If the directory cannot be used or is in use by another process, if it holds
             another search with a completed trial or a checkpoint, or if it holds a folder `trials`
             without a database.
@@ -67,7 +62,6 @@ class Study:
     def __init__(
         self, configuration: Configuration, trials: int, directory: Path | None, fresh: bool
     ) -> None:
-        require_optuna()
         self._total, self.changed = trials, ""
         self._configuration = configuration
         self._directory = SearchDirectory(directory)

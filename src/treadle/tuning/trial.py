@@ -89,9 +89,9 @@ class Reporting(Hook):
         try:
             improved = self._monitor.improved(record)
         except ConfigurationError as error:
-            raise missing(self._monitor.name, _logged(loop.history)) from error
+            raise missing(self._monitor.name, loop.history.last) from error
         if record.kind == "epoch" and not self._monitor.seen:
-            raise missing(self._monitor.name, _logged(loop.history))
+            raise missing(self._monitor.name, loop.history.last)
         if improved is None:
             return
         value = float(record.values[self._monitor.name])
@@ -196,18 +196,10 @@ def _value(history: History, name: str) -> tuple[float, int]:
         if isinstance(value := record.values.get(name), (int, float))
     ]
     if not found:
-        raise missing(name, _logged(history))
+        raise missing(name, history.last)
     restored = restored_step(history)
     of_weights = [pair for pair in found if restored is None or pair[1] <= restored]
     return of_weights[-1] if of_weights else found[-1]
-
-
-def _logged(history: History) -> dict[str, Any]:
-    """Return the last number logged under each name by epochs, validations and hooks."""
-    found: dict[str, Any] = {}
-    for record in history.records:
-        found |= {k: value for k, value in record.values.items() if isinstance(value, (int, float))}
-    return found
 
 
 def _described(error: Exception) -> str:

@@ -97,14 +97,6 @@ class JaxBackend(JaxControlFlow, Backend):
             for name, group in groups.items()
         }
 
-    def gathered(self, x: Tensor) -> Tensor:
-        """Return the tensor, which has all rows of the batch already."""
-        return x
-
-    def total(self, x: Tensor) -> Tensor:
-        """Return the tensor, which was computed from all rows."""
-        return x
-
     def place(self) -> Any:
         """Return the state of the current trace."""
         now = get_opaque_trace_state()

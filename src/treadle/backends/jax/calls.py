@@ -18,7 +18,7 @@ from ..types import Variable
 from ..window import Window, capacity, padded
 from .layouts import active_layouts, adopt, on_device, several, standard_leaves
 from .patches import keras_random
-from .windows import batch_at, convolves
+from .windows import batch_at, convolves, with_row
 
 # The number of batches in one call, which saves the Python code around a call for each of them.
 # That pays for small networks only: limit of the bytes of variables, and of the outputs of a call.
@@ -109,12 +109,6 @@ class JitCaller:
         def call(i: Any) -> Any:
             return self._pure(state, batch_at(held, rows, i), jnp.int32(0))
 
-        def body(i: Any, stacked: Any) -> Any:
-            return [
-                jax.lax.dynamic_update_index_in_dim(whole, x, i, 0)
-                for whole, x in zip(stacked, call(i), strict=True)
-            ]
-
         shapes = jax.eval_shape(call, jnp.int32(0))
         stacked = [jnp.zeros((len(rows), *x.shape), x.dtype) for x in shapes]
-        return jax.lax.fori_loop(0, count, body, stacked)
+        return jax.lax.fori_loop(0, count, lambda i, found: with_row(found, call(i), i), stacked)

@@ -24,7 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from ...core import structures
 from ...core.float64 import CONVERTED, is_on
 from ...core.split_arrays import Grid, OwnParts, Readable, region_of
-from ...errors import ConfigurationError, DataError
+from ...errors import ConfigurationError, DataError, listed
 from ..base import RefusedDistribution
 from ..types import Tensor, Variable
 from ..window import Rows, own_rows
@@ -271,11 +271,10 @@ def refused(
     model = isinstance(keras.distribution.distribution(), keras.distribution.ModelParallel)
     if built and layouts is not None and model and not any(map(_has_split_layout, variables)):
         paths = [v.path for v in variables if v.trainable]
-        more = f" and {len(paths) - _LISTED} more" if len(paths) > _LISTED else ""
         return RefusedDistribution(
             "runs under a keras.distribution.ModelParallel that splits no variable",
             "write keys of its LayoutMap as regular expressions that match the whole path of a "
-            f"variable. The paths are {', '.join(paths[:_LISTED])}{more}",
+            f"variable. The paths are {listed(paths, _LISTED)}",
         )
     return None
 

@@ -304,11 +304,7 @@ def _fused(step: _PureStep, resident: bool, layouts: Layouts | None) -> Callable
                 batch = layouts.split(batch)
                 changed = jax.lax.with_sharding_constraint(changed, step.split(step.layouts)[0])
             changed, out = step(changed, fixed, batch, first_step + i)
-            buffers = [
-                jax.lax.dynamic_update_index_in_dim(buffer, x, i, 0)
-                for buffer, x in zip(buffers, out, strict=True)
-            ]
-            return changed, buffers
+            return changed, with_row(buffers, out, i)
 
         return jax.lax.fori_loop(0, count, body, (changed, buffers))
 
@@ -339,6 +335,14 @@ def batch_at(held: Sequence[Any], rows: Any, i: Any) -> list[Any]:
     if rows is None:
         return [jax.lax.dynamic_index_in_dim(x, i, keepdims=False) for x in held]
     return _gathered(held, jax.lax.dynamic_index_in_dim(rows, i, keepdims=False))
+
+
+def with_row(buffers: Sequence[Any], outputs: Sequence[Any], i: Any) -> list[Any]:
+    """Return buffers of stacked outputs, with these as their row `i`."""
+    return [
+        jax.lax.dynamic_update_index_in_dim(buffer, x, i, 0)
+        for buffer, x in zip(buffers, outputs, strict=True)
+    ]
 
 
 def _gathered(held: Sequence[Any], rows: Any) -> list[Any]:

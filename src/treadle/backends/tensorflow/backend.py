@@ -1,7 +1,7 @@
 """The TensorFlow backend: a step is traced once, and a window is a graph loop over it."""
 
 import re
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from ...core.options import Options
 from ...core.process_settings import cores
 from ...errors import StepError
 from .. import hints
-from ..base import Backend, Caller, Executor, RefusedDistribution, single_device_only
+from ..base import Backend, Caller, Executor, RefusedDistribution
 from ..eager import EagerExecutor
 from ..plans import XLA
 from ..program import Program
@@ -102,14 +102,6 @@ class TensorFlowBackend(TensorFlowControlFlow, Backend):
     def reads_of(self, written: frozenset[int]) -> AbstractContextManager[Any]:
         """Return a context in which these variables are read as tensors."""
         return values_read(written)
-
-    def gathered(self, x: Tensor) -> Tensor:
-        """Return the tensor, which has all rows of the batch."""
-        return x
-
-    def total(self, x: Tensor) -> Tensor:
-        """Return the tensor, which was computed from all rows."""
-        return x
 
     def place(self) -> Any:
         """Return the graph that is being built."""
@@ -228,10 +220,6 @@ class TensorFlowBackend(TensorFlowControlFlow, Backend):
             return hints.VALUE
         return hints.common(error, self.name)
 
-    def distribute(self, devices: Any) -> None:
-        """Raise an error: a loop trains on one device."""
-        raise single_device_only(devices, self.name)
-
     def refused_distribution(
         self, variables: Sequence[Variable], built: bool
     ) -> RefusedDistribution | None:
@@ -298,10 +286,6 @@ class TensorFlowBackend(TensorFlowControlFlow, Backend):
     def keep(self, variable: Variable) -> Any:
         """Return a copy of a variable's value."""
         return tf.identity(getattr(variable, "_value", variable))
-
-    def is_split(self, variables: Iterable[Variable]) -> bool:
-        """Return False: every process holds all variables."""
-        return False
 
     def finite(self, variables: Sequence[Variable]) -> Sequence[bool]:
         """Check each variable, and fetch all results at once; on a CPU with NumPy, for speed."""

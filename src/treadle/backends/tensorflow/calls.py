@@ -1,20 +1,18 @@
 """Calls of compiled functions on TensorFlow, outside of windows."""
 
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from ...core import structures
-from ..base import Fetch, start_each
+from ..base import Caller, Fetch
 from ..program import Program, scope_of_call
 from ..step_context import running
-from ..window import Window
 from .stateful_draws import step_functions
 from .windows import array, tensors
 
 
-class GraphCaller:
+class GraphCaller(Caller):
     """A function as one graph, traced for the inputs of the first call; all have equal forms.
 
     Args:
@@ -38,10 +36,6 @@ class GraphCaller:
             [*flat, tf.constant(stream, tf.int32)], self._traced.captured_inputs
         )
         return lambda: structures.pack(self._outputs, map(array, outputs))
-
-    def start_window(self, window: Window) -> Callable[[], list[Any]]:
-        """Start a call for each batch."""
-        return start_each(self.start, window)
 
     def _trace(self, inputs: Any, flat: list[Any]) -> Any:
         program = self._program

@@ -1,7 +1,7 @@
 """The PyTorch backend: steps are captured and replayed; only objectives record gradients."""
 
 import re
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,12 @@ from ...core.keras_internals import stateless_scope
 from ...core.options import Options
 from .. import hints
 from ..background import take_back
-from ..base import Backend, Caller, Executor, RefusedDistribution, single_device_only
+from ..base import Backend, Caller, Executor
 from ..eager import EagerExecutor
 from ..models import build_model
 from ..program import Program
 from ..reads import copied
-from ..recomputing import Recomputed, no_assignments
+from ..recomputing import Recomputed
 from ..scope import DirectScope, Scope, hand_losses, hand_outward, restored
 from ..step_context import StepContext, context, deeper, running
 from ..traces import TRACE
@@ -35,7 +35,7 @@ from .capture.inductor import INDUCTOR, pays
 from .capture.trials import device
 from .capture.windows import CAPTURED, CaptureExecutor, is_shareable, placed
 from .control_flow import TorchControlFlow
-from .functional import differentiated
+from .functional import differentiated, gradients_of
 from .in_place import kept_arguments, kept_reads, whole_assignments
 from .models import in_mode, is_of_keras, recorded_backward
 from .patches import INTERNALS, fused_lstm, updates_in_parts
@@ -64,50 +64,27 @@ class TorchBackend(TorchControlFlow, Backend):
         inputs: Sequence[Tensor],
         groups: Mapping[str, Sequence[int]],
     ) -> tuple[Any, dict[str, list[Tensor | None]]]:
-        """Differentiate, keeping what the objective reads until its gradients are computed."""
-        with kept_reads() if context().depth == 0 else nullcontext():
-            return self._differentiate(function, variables, inputs, groups)
+        """Differentiate with `torch.autograd.grad`, keeping the graph inside another objective.
 
-    def _differentiate(
-        self,
-        function: Callable[[Sequence[Tensor]], tuple[Losses, Any]],
-        variables: Sequence[Variable],
-        inputs: Sequence[Tensor],
-        groups: Mapping[str, Sequence[int]],
-    ) -> tuple[Any, dict[str, list[Tensor | None]]]:
-        """Differentiate with `torch.autograd.grad`, keeping the graph inside another objective."""
-        if self.place() is not None:
-            return differentiated(function, variables, inputs, groups)
-        scoped = stateless_scope() is not None
-        scoped = scoped or any(not v.value.requires_grad for v in variables)
-        with deeper() as nested, torch.enable_grad():
-            sources = [_leaf(v.value, fresh=scoped) for v in variables]
-            inputs = [_leaf(x, fresh=True) for x in inputs]
-            scope = Scope(zip(variables, sources, strict=True), True) if scoped else None
-            with scope or nullcontext():
-                weighted, result = function(inputs)
-                losses = {name: unweighted(loss) for name, loss in weighted.items()}
-        gradients: dict[str, list[Tensor | None]] = {}
-        last = len(groups) - 1
-        for position, (name, group) in enumerate(groups.items()):
-            chosen = [[*sources, *inputs][i] for i in group]
-            if not losses[name].requires_grad:
-                gradients[name] = [None] * len(chosen)
-                continue
-            with no_assignments():
-                gradients[name] = list(
-                    torch.autograd.grad(
-                        losses[name],
-                        chosen,
-                        allow_unused=True,
-                        retain_graph=nested or position < last,
-                        create_graph=nested,
-                    )
-                )
-        if scope is not None:
-            hand_outward(scope.changed())
-            hand_losses(scope)
-        return result if nested else _detached(result), gradients
+        What the objective reads is kept until its gradients are computed.
+        """
+        with kept_reads() if context().depth == 0 else nullcontext():
+            if self.place() is not None:
+                return differentiated(function, variables, inputs, groups)
+            scoped = stateless_scope() is not None
+            scoped = scoped or any(not v.value.requires_grad for v in variables)
+            with deeper() as nested, torch.enable_grad():
+                sources = [_leaf(v.value, fresh=scoped) for v in variables]
+                inputs = [_leaf(x, fresh=True) for x in inputs]
+                scope = Scope(zip(variables, sources, strict=True), True) if scoped else None
+                with scope or nullcontext():
+                    weighted, result = function(inputs)
+                    losses = {name: unweighted(loss) for name, loss in weighted.items()}
+            gradients = gradients_of(losses, [*sources, *inputs], groups, again=nested)
+            if scope is not None:
+                hand_outward(scope.changed())
+                hand_losses(scope)
+            return result if nested else _detached(result), gradients
 
     def undifferentiated(self) -> AbstractContextManager[Any]:
         """Return `torch.no_grad()`."""
@@ -119,14 +96,6 @@ class TorchBackend(TorchControlFlow, Backend):
         Inside an objective, weights are not: autograd needs them. `differentiate` copies results.
         """
         return copied(INTERNALS["value"], written, _copy)
-
-    def gathered(self, x: Tensor) -> Tensor:
-        """Return the tensor, which has all rows of the batch."""
-        return x
-
-    def total(self, x: Tensor) -> Tensor:
-        """Return the tensor, which was computed from all rows."""
-        return x
 
     def place(self) -> Any:
         """Return the level of `torch.vmap` and `torch.func.grad`."""
@@ -210,16 +179,6 @@ class TorchBackend(TorchControlFlow, Backend):
         numpy = hints.innermost(error) == "numpy" or "Can't call numpy() on Tensor" in str(error)
         return found or (hints.numpy_called(error) if numpy else "")
 
-    def distribute(self, devices: Any) -> None:
-        """Raise an error: a loop trains on one device."""
-        raise single_device_only(devices, self.name)
-
-    def refused_distribution(
-        self, variables: Sequence[Variable], built: bool
-    ) -> RefusedDistribution | None:
-        """Return None: Keras does not distribute variables on PyTorch."""
-        return None
-
     def computes_on(self) -> dict[str, Any]:
         """Return the devices and the number of threads."""
         kind = device()
@@ -267,10 +226,6 @@ class TorchBackend(TorchControlFlow, Backend):
     def keep(self, variable: Variable) -> Any:
         """Return a copy of a variable's value."""
         return variable._value.detach().clone()
-
-    def is_split(self, variables: Iterable[Variable]) -> bool:
-        """Return False: every process holds all variables."""
-        return False
 
     def finite(self, variables: Sequence[Variable]) -> Sequence[bool]:
         """Check each variable, and fetch all results at once; on a CPU with NumPy, for speed."""

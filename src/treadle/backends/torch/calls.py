@@ -10,7 +10,7 @@ import torch
 
 from ...core import structures
 from ..background import take_back
-from ..base import Fetch, start_each
+from ..base import Caller, Fetch, start_each
 from ..plans import RefusedError
 from ..program import Program, scope_of_call
 from ..step_context import running
@@ -29,7 +29,7 @@ MOST_BYTES: Final = 256 * 2**20
 CALLS_ALONE: Final = 16
 
 
-class EagerCaller:
+class EagerCaller(Caller):
     """Runs a function eagerly.
 
     Args:
@@ -49,10 +49,6 @@ class EagerCaller:
             with scope_of_call(program, stream), running(program.new_context(0)):
                 outputs = program.function(_copied(inputs, self._to_device))
         return lambda: structures.mapped(keras.ops.convert_to_numpy, outputs)
-
-    def start_window(self, window: Window) -> Callable[[], list[Any]]:
-        """Run the function on each batch."""
-        return start_each(self.start, window)
 
 
 class CapturingCaller:

@@ -45,12 +45,8 @@ class TorchControlFlow:
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Run a Python loop, or record one if nothing is carried or differentiated through it."""
         tape = current()
-        recorded = tape is not None and tape.rolled and not (carry or reverse) and inputs
-        if (
-            tape is not None
-            and recorded
-            and not (torch.is_grad_enabled() or stateless_scope() is not None)
-        ):
+        differentiated = torch.is_grad_enabled() or stateless_scope() is not None
+        if tape is not None and tape.rolled and inputs and not (carry or reverse or differentiated):
             return [], tape.for_each(lambda row: function([], row)[1], inputs)
         found: dict[int, list[Tensor]] = {}
         for i in range(count)[::-1] if reverse else range(count):

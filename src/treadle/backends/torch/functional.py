@@ -30,21 +30,8 @@ def differentiated(
         with deeper(), Scope(zip(variables, leaves[:count], strict=True), True) as scope:
             weighted, result = function(leaves[count:])
         losses = {name: unweighted(loss) for name, loss in weighted.items()}
-        gradients: dict[str, list[Tensor | None]] = {}
-        with no_assignments():
-            for name, group in groups.items():
-                chosen = [leaves[i] for i in group]
-                gradients[name] = [None] * len(chosen)
-                if losses[name].requires_grad:
-                    gradients[name] = list(
-                        torch.autograd.grad(
-                            losses[name],
-                            chosen,
-                            allow_unused=True,
-                            retain_graph=True,
-                            create_graph=True,  # a level outside of this one may differentiate
-                        )
-                    )
+        # A level outside of this one may differentiate again.
+        gradients = gradients_of(losses, leaves, groups, again=True)
         changed = [value for _, value in scope.changed().values()]
         met[:] = [scope, result, gradients]
         return losses[next(iter(groups))], _tensors([result, gradients, changed, scope.losses])
@@ -61,6 +48,38 @@ def differentiated(
     scope.losses[:] = losses
     hand_losses(scope)
     return result, gradients
+
+
+def gradients_of(
+    losses: Mapping[str, Tensor],
+    leaves: Sequence[Tensor],
+    groups: Mapping[str, Sequence[int]],
+    again: bool,
+) -> dict[str, list[Tensor | None]]:
+    """Differentiate each loss by its group of leaves; None for those that it does not depend on.
+
+    Args:
+        losses: The losses by name.
+        leaves: The tensors that they are differentiated by.
+        groups: The positions in `leaves`, by the name of the loss.
+        again: Whether the gradients may be differentiated too, so that the graph is kept.
+    """
+    gradients: dict[str, list[Tensor | None]] = {}
+    with no_assignments():
+        for number, (name, group) in enumerate(groups.items(), 1):
+            chosen = [leaves[i] for i in group]
+            gradients[name] = [None] * len(chosen)
+            if losses[name].requires_grad:
+                gradients[name] = list(
+                    torch.autograd.grad(
+                        losses[name],
+                        chosen,
+                        allow_unused=True,
+                        retain_graph=again or number < len(groups),
+                        create_graph=again,
+                    )
+                )
+    return gradients
 
 
 def _tensors(structure: Any) -> list[Tensor]:

@@ -207,12 +207,11 @@ def _called(function: Callable[[], Any]) -> Iterator[Any]:
 class IteratorSource(BaseSource):
     """A source of an iterator, which can be read only once, by a single reader."""
 
+    length = batch_examples = None
+    endless = closed_loop = False
+
     def __init__(self, iterator: Iterator[Any]) -> None:
-        self.length: int | None = None
-        self.endless = False
-        self.batch_examples: int | None = None
-        self.inexact: str | None = forward_only(f"a {type_name(iterator)}")
-        self.closed_loop = False
+        self.inexact = forward_only(f"a {type_name(iterator)}")
         self._iterator = iterator
         self._reader: BatchReader | None = None
         self._epoch = 0

@@ -77,18 +77,17 @@ class DatasetIterator(StackingIterator):
             count, self._pending, *stacked = self._draw(arguments)
         except Exception as error:
             self._failure = error
-            return self._before_failure()
+            return self._before(error)
         if not int(count):
             self.close()
             raise StopIteration
         return [_view(x) for x in stacked], int(count)
 
-    def _before_failure(self) -> tuple[list[Any], int]:
+    def _before(self, error: Exception) -> tuple[list[Any], int]:
         """Return the batches drawn before an error, or raise it if there are none."""
         count = int(self._queue.size())
-        if not count or self._failure is None:
-            assert self._failure is not None
-            raise self._failure
+        if not count:
+            raise error
         batches = [tf.nest.flatten(self._queue.dequeue()) for _ in range(count)]
         return [_view(tf.stack(column)) for column in zip(*batches, strict=True)], count
 

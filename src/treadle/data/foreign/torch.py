@@ -12,7 +12,7 @@ from ..iterables import forward_only, length_of, type_name
 from ..random_states import preserved
 from ..reader import BatchSource
 from ..source import ReadRequest
-from ..states import Keeper, Resumable, generators_of, keeper_of
+from ..states import Keeper, Resumable, generators_of, keeper_of, together
 
 
 def from_torch(data: Any) -> BatchSource | None:
@@ -61,67 +61,58 @@ def _zeros_of(loader: Any) -> Callable[[int], Any] | None:
 
     def zeros(examples: int) -> Any:
         parts = _lasting_parts(loader)
-        before = [part.state() for part in parts]
+        before = parts.state()
         try:
             with preserved():
                 batch = loader.collate_fn([loader.dataset[0]])
         finally:
-            for part, state in zip(parts, before, strict=True):
-                part.restore(state)
+            parts.restore(before)
         return mapped(lambda x: np.zeros((examples, *x.shape[1:]), np.asarray(x).dtype), batch)
 
     return zeros
 
 
 def _batches(
-    loader: Any, keeper: Keeper | None, parts: list[Keeper], reading: ReadRequest
+    loader: Any, keeper: Keeper | None, parts: Keeper, reading: ReadRequest
 ) -> Iterator[Any]:
     """Return an iterator of the loader, which gives its state and that of its parts."""
-
-    def kept() -> list[Any]:
-        return [part.state() for part in parts]
-
-    def put_back(states: list[Any]) -> None:
-        for part, state in zip(parts, states, strict=True):
-            part.restore(state)
-
     inside, last = reading.state(), reading.last_state()
     if keeper is not None and inside is not None:
         keeper.restore(inside["loader"])
     elif last is not None:
-        put_back(last["parts"])
-    opening = {"parts": kept()}
+        parts.restore(last["parts"])
+    opening = {"parts": parts.state()}
     iterator = iter(loader)
     if keeper is not None:
         own = keeper.state
         if inside is not None:
-            put_back(inside["parts"])  # again, since `iter` has drawn from them
+            parts.restore(inside["parts"])  # again, since `iter` has drawn from them
         return Resumable(
             iterator,
-            lambda: {"loader": own(), "parts": kept()},
+            lambda: {"loader": own(), "parts": parts.state()},
             name=keeper.name,
-            lasting=bool(parts),
+            lasting=bool(opening["parts"]),
             optional=True,
         )
-    if not parts:
+    if not opening["parts"]:
         return iterator
     return Resumable(
         iterator,
-        lambda: {"parts": kept()},
+        lambda: {"parts": parts.state()},
         name=type_name(loader),
         lasting=True,
         opening=opening,
     )
 
 
-def _lasting_parts(loader: Any) -> list[Keeper]:
+def _lasting_parts(loader: Any) -> Keeper:
     """Return the generators and the data set state of a loader that continue across epochs."""
     holders = [loader.generator, loader.sampler, loader.batch_sampler]
     data = None
     if loader.num_workers == 0:  # workers use copies, whose state cannot be read
         data = keeper_of(loader.dataset)
         holders += [loader.collate_fn, loader.dataset] if data is None else [loader.collate_fn]
-    return [part for part in (generators_of(*holders), data) if part is not None]
+    return together([part for part in (generators_of(*holders), data) if part is not None])
 
 
 def _inexact(loader: Any, keeper: Keeper | None) -> str | None:

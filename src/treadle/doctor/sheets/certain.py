@@ -37,6 +37,11 @@ def layer_mistakes(trials: Trials) -> Iterator[Finding]:
             yield from _metrics(trial)
 
 
+def mistake_in(event: Event, code: str, seen: str, why: str, fix: str) -> Finding:
+    """Return a mistake in one call, with its path and its line."""
+    return Finding(code, event.call.path, seen, why, fix, event.call.line)
+
+
 def _entropies(trial: Trial) -> Iterator[Finding]:
     """Yield cross-entropies of logits, and of probabilities as logits."""
     made = [(event.get("outputs"), squashing(event)[0]) for event in trial.events]
@@ -48,23 +53,21 @@ def _entropies(trial: Trial) -> Iterator[Finding]:
         if event.call.facts["from_logits"]:
             kind = next((kind for array, kind in made if kind and _same(array, outputs)), "")
             if kind:
-                yield Finding(
+                yield mistake_in(
+                    event,
                     "L-probabilities-as-logits",
-                    name,
                     f"with from_logits=True it gets what a {kind} returned",
                     "the probabilities are squashed a second time: gradients are small, and the "
                     "loss has a bound that training cannot pass",
                     "leave out from_logits=True, or the activation of the last layer",
-                    event.call.line,
                 )
         elif (x < -ROUNDED).any() or (name.startswith("binary") and (x > 1 + ROUNDED).any()):
-            yield Finding(
+            yield mistake_in(
+                event,
                 "L-logits-not-told",
-                name,
                 f"with from_logits=False it gets values from {x.min():.3g} to {x.max():.3g}",
                 "such values are no probabilities: they are clipped, and have no gradient there",
                 "pass from_logits=True, or end the model with softmax or sigmoid",
-                event.call.line,
             )
 
 
@@ -82,13 +85,12 @@ def _twice(trial: Trial) -> Iterator[Finding]:
             continue
         axis = axis % outputs.ndim
         if alone and any(other == axis and _same(array, given) for array, other in earlier):
-            yield Finding(
+            yield mistake_in(
+                event,
                 "T-softmax-twice",
-                event.call.path,
                 f"this {name} gets what a softmax returned",
                 "its outputs are nearly equal, whatever the model computes",
                 "leave one of the two out",
-                event.call.line,
             )
         if not name.startswith("log"):
             earlier.append((outputs, axis))
@@ -100,13 +102,12 @@ def _over_one(trial: Trial) -> Iterator[Finding]:
         layer: Any = event.call.of
         is_single = isinstance(layer, keras.layers.Dense) and layer.units == 1
         if is_single and squashing(event)[0] == "softmax":
-            yield Finding(
+            yield mistake_in(
+                event,
                 "L-axis",
-                event.call.path,
                 "softmax over one entry: its outputs are all 1",
                 "they depend neither on inputs nor on weights",
                 "use sigmoid for one unit, or a unit for each class",
-                event.call.line,
             )
 
 
@@ -128,14 +129,13 @@ def _metrics(trial: Trial) -> Iterator[Finding]:
         if kind == "Accuracy" and whole == [True, False]:
             seen = f"it counts equal numbers, and gets outputs such as {outputs.reshape(-1)[0]:.3g}"
         if seen:
-            yield Finding(
+            yield mistake_in(
+                event,
                 "M-labels",
-                event.call.path,
                 f"{kind}: {seen}",
                 "it does not compare predicted classes with labels",
                 "use SparseCategoricalAccuracy for class numbers, CategoricalAccuracy for one-hot "
                 "labels, and BinaryAccuracy for labels 0 and 1 with one output each",
-                event.call.line,
             )
 
 
@@ -204,13 +204,12 @@ def _swapped(trials: Trials) -> Iterator[Finding]:
                 continue  # the step also compares them with exchanged roles: a symmetric loss
             exchanged = _is_one(given, arrays) and _is_one(target, outputs)
             if exchanged and not _is_one(target, arrays) and _asymmetric(event, target, given):
-                yield Finding(
+                yield mistake_in(
+                    event,
                     "L-swapped",
-                    event.call.path,
                     "y_pred is an array of the batch, and y_true is the output of a layer",
                     "it is not the same with both exchanged: it takes y_true first",
                     "exchange the arguments",
-                    event.call.line,
                 )
 
 

@@ -9,6 +9,7 @@ from ...steps.probes import APPLY, CLIP, DRAW, GRADIENTS, LAYER
 from ..numbers import Array, apart, as_floats, scalar
 from ..recording import Event
 from ..trials import ROUNDING, Trial, Trials, differs, leaves_of
+from .certain import mistake_in
 from .findings import Finding
 from .influences import effects, is_used
 from .layers import scaled
@@ -179,14 +180,13 @@ def _clips(trials: Trials) -> Iterator[Finding]:
         if not any(x.any() for x in event.floats().values()):
             continue  # zeros stay zeros
         if is_used(trials, "use of clipping", event, scaled) is False:
-            yield Finding(
+            yield mistake_in(
+                event,
                 "O-clip-unused",
-                event.call.path,
                 "with other results, each entry times another factor, updates and values stay the "
                 "same",
                 "the gradients that are applied are not clipped",
                 "apply what it returns: gradients are not changed in place",
-                event.call.line,
             )
 
 
@@ -197,13 +197,12 @@ def _random(trials: Trials) -> Iterator[Finding]:
         seed = event.call.facts["seed"]
         if seed is not None and (event.call.path, event.call.line) not in seen:
             seen.add((event.call.path, event.call.line))
-            yield Finding(
+            yield mistake_in(
+                event,
                 "R-constant-seed",
-                event.call.path,
                 f"seed={seed}: the numbers are the same in each step",
                 "a number as seed begins again with each call",
                 "pass a keras.random.SeedGenerator that the task holds",
-                event.call.line,
             )
     for path, (old, new) in trials.moving.items():
         yield Finding(
@@ -240,5 +239,4 @@ def _evaluation(trials: Trials) -> Iterator[Finding]:
             f"eval_step changes {len(changed)} variables that the optimizers train",
             "evaluations train the model",
             "compute losses and metrics in eval_step without applying gradients",
-            "",
         )

@@ -135,14 +135,11 @@ class Sheet:
         """Return the sheet in JSON's types; `docs/doctor.md` describes the schema."""
         return {
             "schema": SCHEMA,
-            "task": self.task,
-            "backend": self.backend,
+            **vars(self),
             "lines": [_in_json(line) for line in self.lines],
             "findings": [asdict(finding) for finding in self.findings],
             "silenced": [asdict(finding) for finding in self.silenced],
             "not_measured": dict(self.not_measured),
-            "steps": self.steps,
-            "seconds": self.seconds,
         }
 
     def to_json(self) -> str:

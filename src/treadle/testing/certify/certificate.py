@@ -15,17 +15,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from ...errors import ConfigurationError, whole_number
+from ...errors import ConfigurationError, whole_number_or_none
 from .comparing import Difference, Written, cause, compared_lines, differences_between, suspects
 from .processes import Maker, run_all
 
-EXACT, WITHIN, DIFFERS, REFUSED, SKIPPED = (
-    "exact",
-    "within rounding",
-    "differs",
-    "refused",
-    "not checked",
-)
+EXACT, WITHIN, DIFFERS = "exact", "within rounding", "differs"
+REFUSED, SKIPPED = "refused", "not checked"
 REPEATED, RESUMED = "two fresh processes", "resumed = never interrupted"
 NOT_EQUAL: Final = "uninterrupted runs already differ"
 IN_ONE_PROCESS: Final = {
@@ -131,8 +126,7 @@ def certify(maker: Maker, steps: int | None = None, only_resume: bool = False) -
         ConfigurationError: `steps` is less than one, or the task cannot be created.
         TreadleError: Any error of Treadle's that creating the task raises.
     """
-    if steps is not None:
-        steps = whole_number("steps", steps, ConfigurationError)
+    steps = whole_number_or_none("steps", steps, ConfigurationError)
     return judged(maker.name, *run_all(maker, steps, only_resume))
 
 

@@ -12,7 +12,7 @@ from weakref import finalize
 
 import torch
 
-from ...eager import StepResult
+from ...types import StepResult
 from ..patches import C
 from .nodes import COND, EACH, Block, Kind, Node, Ref, aten, is_operator, refs_in, used_by
 from .tape import Tape

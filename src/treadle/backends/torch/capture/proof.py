@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from ....core.tracebacks import in_one_line
-from ...eager import StepResult, run_step
+from ...eager import run_step
 from ...plans import RefusedError
 from ...program import Program
+from ...types import StepResult
 from .code import Captured
 from .cuda_graph import GraphReplay
 from .inductor import with_compiled_parts

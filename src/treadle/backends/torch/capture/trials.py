@@ -37,9 +37,10 @@ import torch
 
 from ....core import structures
 from ....core.tracebacks import in_one_line
-from ...eager import StepResult, run_step
+from ...eager import run_step
 from ...plans import RefusedError
 from ...program import Program
+from ...types import StepResult
 from ..patches import get_device, variables_made
 from .rounding import COMPILED, EXACT, FEW, MANY, Disturbance, Sizes, agree, larger, sizes
 

@@ -19,10 +19,11 @@ import torch
 from ....core import structures
 from ....core.float64 import CONVERTED
 from ....core.options import Options
-from ...background import Done, Results, Running, hand_over, take_back
-from ...eager import StepResult, run_step
+from ...background import Done, Running, fetched, hand_over, take_back
+from ...eager import run_step
 from ...plans import Facts, Plan
 from ...program import Program
+from ...types import StepResult
 from ...window import Following, Rows, Window, row
 from ..patches import get_device
 from .code import Captured
@@ -189,15 +190,17 @@ class CaptureExecutor:
                 if not on_accelerator():
                     hand_over()
                 return Running(
-                    in_this_stream(lambda: _fetched(self._play(captured, batches, first_step)))
+                    in_this_stream(
+                        lambda: fetched(self._play(captured, batches, first_step), _stacked)
+                    )
                 )
             take_back()
             results = self._play(captured, batches, first_step)
         else:
             batches.arrive()
             results = [self._run(batches.batch(i), first_step + i) for i in range(window.count)]
-        fetched = _fetched(results)
-        return Done(lambda: fetched, time.monotonic() - started)
+        found = fetched(results, _stacked)
+        return Done(lambda: found, time.monotonic() - started)
 
     def _batches(self, window: Window) -> Batches:
         """Return a window's batches, cached since they are used several times before it runs."""
@@ -239,17 +242,8 @@ class CaptureExecutor:
         return self._captured
 
 
-def _fetched(results: Sequence[StepResult]) -> Results:
-    values = _stacked([result.values for result in results])
-    weights = _stacked([result.weights for result in results])
-    broken = _stacked([result.broken for result in results])
-    return values, weights, [message for message, flags in broken.items() if flags.any()]
-
-
-def _stacked(steps: Sequence[Any]) -> dict[str, Any]:
-    return {
-        name: torch.stack([step[name] for step in steps]).numpy(force=True) for name in steps[0]
-    }
+def _stacked(tensors: list[Any]) -> Any:
+    return torch.stack(tensors).numpy(force=True)
 
 
 def _on_device(rows: Rows, to_device: Callable[[Any], Any]) -> tuple[Any, list[Any]]:
