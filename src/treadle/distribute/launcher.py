@@ -155,9 +155,10 @@ class _Group:
 
 
 def _pass_on(source: IO[bytes], target: IO[str], rank: int) -> None:
-    for line in source:
-        target.write(f"[{rank}] {line.decode(errors='replace')}")
-        target.flush()
+    with source:
+        for line in source:
+            target.write(f"[{rank}] {line.decode(errors='replace')}")
+            target.flush()
 
 
 def _described(rank: int, returned: int) -> str:
