@@ -69,22 +69,22 @@ def _key_and_counter(original: Any, seed: Any) -> Any:
 
 
 def _fixed(original: Any, alg: Any, **given: Any) -> Any:
-    return original(alg=PHILOX if _is_philox(alg) else alg, **given)
+    return original(alg=PHILOX if is_philox(alg) else alg, **given)
 
 
-def _is_philox(alg: Any) -> bool:
+def is_philox(alg: Any) -> bool:
     """Return whether an algorithm is Philox, also since it is the only one on this device."""
     return tf.get_static_value(alg) in (PHILOX, AUTOMATIC)
 
 
 def _uniform(original: Any, shape: Any, key: Any, counter: Any, alg: Any, dtype: Any) -> Any:
-    if dtype not in (*UNIFORM, tf.float64) or not _is_philox(alg):
+    if dtype not in (*UNIFORM, tf.float64) or not is_philox(alg):
         return _fixed(original, alg, shape=shape, key=key, counter=counter, dtype=dtype)
     return _unit(shape, key, counter, dtype)
 
 
 def _normal(original: Any, shape: Any, key: Any, counter: Any, alg: Any, dtype: Any) -> Any:
-    if dtype not in NORMAL or not _is_philox(alg):
+    if dtype not in NORMAL or not is_philox(alg):
         return _fixed(original, alg, shape=shape, key=key, counter=counter, dtype=dtype)
     static = tf.get_static_value(shape)
     if static is None:  # XLA computes it while it compiles

@@ -1,8 +1,8 @@
 """What replaces random draws and moments while a process computes its rows of a batch.
 
-Random draws: each process draws the numbers that its rows have in a draw for the whole batch, from
-a seed that is equal in all. Draws that do not depend on the number of rows are equal in all
-processes.
+Random draws: each process has the numbers that its rows have in a draw for the whole batch, from a
+seed that is equal in all. It draws only these if they are uniform, and otherwise for the whole
+batch. Draws that do not depend on the number of rows are equal in all processes.
 """
 
 import math
@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras import ops
 
 from ...backends.tensorflow.patches import INTERNALS
+from ...backends.tensorflow.xla_draws import is_philox
 from ...core.internals import Internal
 from ...core.keras_internals import INTERNALS as KERAS_INTERNALS
 from ...errors import StepError
@@ -20,34 +21,28 @@ from ..dividing.moments import Call, masked_moments, moments_with, number_of
 from ..dividing.rows import DRAW, OwnRows, applied, rows, seen
 
 
-def of_counter(values: int = 0) -> Call:
-    """Return a function that draws numbers of a shape, each from its own value of a counter.
+def uniform(original: Call, shape: Any, counter: Any, alg: Any, **kwargs: Any) -> Any:
+    """Draw uniform numbers, for these rows only.
 
-    Philox (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011) makes 128 bits
-    from each value, which is that of the first number plus the place of these bits. So rows have
-    the same bits as in a draw for the whole batch, and cost no more than themselves.
-
-    Args:
-        values: The values of the counter for one number, if it needs several: kernels reserve them.
+    Philox (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011) makes 128 random
+    bits from each value of its counter, in TensorFlow's kernels and in XLA. Which bits a normal
+    number needs differs between these two.
     """
-
-    def draw(original: Call, shape: Any, counter: Any, **kwargs: Any) -> Any:
-        mine, whole = _whole(_static(shape))
-        if mine is None or whole is None:
-            return original(shape=shape, counter=counter, **kwargs)
-        if whole[0] != mine.examples:  # several parts, each with the rows of the batch
-            return mine.rows_of(original(shape=list(whole), counter=counter, **kwargs))
-        row = math.prod(whole[1:])
-        dtype = tf.as_dtype(kwargs["dtype"] if "dtype" in kwargs else kwargs["minval"].dtype)
-        together = 16 // max(dtype.size, 4)  # numbers from one value
-        skipped, before = divmod(mine.first * row, together)
-        low, high = tf.unstack(tf.bitcast(counter, tf.int64))
-        low += skipped * (values * together or 1)
-        counter = tf.bitcast(tf.stack([low, high]), tf.uint64)
-        found = original(shape=[before + mine.count * row], counter=counter, **kwargs)
-        return tf.reshape(found[before:], [mine.count, *whole[1:]])
-
-    return draw
+    mine, whole = _whole(_static(shape))
+    if mine is None or whole is None:
+        return original(shape=shape, counter=counter, alg=alg, **kwargs)
+    kwargs["alg"] = alg
+    if whole[0] != mine.examples or not is_philox(alg):  # several parts with rows of the batch
+        return mine.rows_of(original(shape=list(whole), counter=counter, **kwargs))
+    row = math.prod(whole[1:])
+    dtype = tf.as_dtype(kwargs["dtype"] if "dtype" in kwargs else kwargs["minval"].dtype)
+    values, rest = divmod(mine.first * row, 16 // max(dtype.size, 4))
+    low, high = tf.unstack(tf.bitcast(counter, tf.int64))
+    begin = low + values
+    high += tf.cast(begin + tf.int64.min < low + tf.int64.min, tf.int64)  # the carry
+    begin = tf.bitcast(tf.stack([begin, high]), tf.uint64)
+    found = original(shape=[rest + mine.count * row], counter=begin, **kwargs)
+    return tf.reshape(found[rest:], [mine.count, *whole[1:]])
 
 
 def of_parameters(**fills: float) -> Call:
@@ -125,12 +120,14 @@ def _moments(x: Any, axes: list[int], mine: OwnRows) -> tuple[Any, Any]:
 DRAWS: Final[Mapping[str, Call]] = {
     **dict.fromkeys(
         (
-            *("StatelessRandomUniformV2", "StatelessRandomNormalV2"),
-            *("StatelessRandomUniformFullIntV2", "StatelessRandomUniformIntV2"),
+            "StatelessRandomUniformV2",
+            "StatelessRandomUniformFullIntV2",
+            "StatelessRandomUniformIntV2",
         ),
-        of_counter(),
+        uniform,
     ),
-    "StatelessTruncatedNormalV2": of_counter(values=64),
+    "StatelessRandomNormalV2": of_parameters(),
+    "StatelessTruncatedNormalV2": of_parameters(),
     "StatelessRandomGammaV3": of_parameters(alpha=1),
     "StatelessRandomBinomial": of_parameters(counts=1, probs=0.5),
     "StatelessMultinomial": of_logits,

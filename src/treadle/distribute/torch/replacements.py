@@ -1,8 +1,9 @@
 """What replaces random draws and moments while a process computes its rows of a batch.
 
 Random draws: all processes draw the numbers for the whole batch, so that their generators stay
-equal, and each takes its rows. Uniform numbers of other rows are passed over, which takes less time
-and memory than to draw them. Draws that do not depend on the number of rows are equal in all.
+equal, and each takes its rows. Random bits of other rows are skipped where possible, which takes
+less time and memory than to draw numbers. Draws that do not depend on the number of rows are equal
+in all.
 """
 
 import math
@@ -40,37 +41,37 @@ _IN_PLACE = frozenset(
     }
 )
 
-# Draws of which each number depends on its own bits alone, with their arguments for a tensor.
-_ONE_BY_ONE: dict[Any, Callable[[torch.Tensor], dict[str, Any]]] = {
+# Draws of numbers that do not depend on one another, with their arguments for a tensor.
+_INDEPENDENT: dict[Any, Callable[[torch.Tensor], dict[str, Any]]] = {
     aten.bernoulli.default: lambda x: {"self": x},
-    aten.rand.generator: lambda x: {"size": x.shape, "dtype": x.dtype},
+    aten.rand.generator: lambda x: {"size": x.shape, "dtype": x.dtype, "device": x.device},
     aten.uniform_.default: lambda x: {"self": x},
     aten.bernoulli_.float: lambda x: {"self": x, "p": 0.5},  # of an unseeded Dropout
 }
 
 
-def _advance(func: Any, dtype: torch.dtype) -> int | None:
-    """Return by how much a draw on a CPU advances its generator for each number, or None.
+def _words(func: Any, dtype: torch.dtype) -> int | None:
+    """Return how many words of 32 random bits a draw on a CPU takes for each number, or None.
 
-    It is found by experiment: the documentation of PyTorch does not say it.
+    It is found by experiment: PyTorch does not document it, and kernels of processors differ.
     """
-    given = _ONE_BY_ONE[func]
-    first, second = torch.Generator().manual_seed(0), torch.Generator()
-    # A generator makes 624 words at once.
-    whole = func(**given(torch.full((700,), 0.5, dtype=dtype)), generator=first)
-    for each in (1, 2):
-        _pass_over(32 * each, second.manual_seed(0))
-        found = func(**given(torch.full((600,), 0.5, dtype=dtype)), generator=second)
-        _pass_over(68 * each, second)
+    arguments = _INDEPENDENT[func]
+    first, second = torch.Generator("cpu").manual_seed(0), torch.Generator("cpu")
+    x = torch.full((700,), 0.5, dtype=dtype, device="cpu")  # a generator makes 624 words at once
+    whole = func(**arguments(x.clone()), generator=first)
+    for words in (1, 2):
+        _skip(32 * words, second.manual_seed(0))
+        found = func(**arguments(x[:600].clone()), generator=second)
+        _skip(68 * words, second)
         if torch.equal(found, whole[32:632]) and torch.equal(first.get_state(), second.get_state()):
-            return each
+            return words
     return None
 
 
-def _pass_over(words: int, generator: torch.Generator | None) -> None:
-    """Advance a generator of a CPU by words of 32 bits, of which an integer of 64 bits takes two.
+def _skip(words: int, generator: torch.Generator | None) -> None:
+    """Skip words of 32 random bits of a generator on a CPU.
 
-    They are written to memory that fits into a processor's cache.
+    An integer of 64 bits takes two. They are written to memory that fits into a processor's cache.
     """
     unused = torch.empty(min(words // 2, _INTEGERS), dtype=torch.int64, device="cpu")
     for done in range(0, words // 2, _INTEGERS):
@@ -80,22 +81,25 @@ def _pass_over(words: int, generator: torch.Generator | None) -> None:
 
 
 _INTEGERS: Final = 2**16
-_ADVANCES: Final = {
-    (func, dtype): _advance(func, dtype)
-    for func in _ONE_BY_ONE
+_FEW: Final = 2**12
+"""So many numbers take about as long as skipping twice, which calls six operators."""
+
+_WORDS: Final = {
+    (func, dtype): _words(func, dtype)
+    for func in _INDEPENDENT
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 }
 
 
-def _advance_of(func: Any, args: Any, kwargs: Any) -> int | None:
-    """Return the advance for each number of a draw, or None if it is not known."""
+def _words_of(func: Any, args: Any, kwargs: Any) -> int | None:
+    """Return the words that a draw takes for each number, or None if that is not known."""
     if func is aten.rand.generator:
         dtype, device = kwargs.get("dtype"), torch.device(kwargs.get("device") or "cpu")
-    elif func in _ONE_BY_ONE and args[0].is_contiguous():  # otherwise numbers have another order
+    elif func in _INDEPENDENT and args[0].is_contiguous():  # otherwise numbers have another order
         dtype, device = args[0].dtype, args[0].device
     else:
         return None
-    found = _ADVANCES.get((func, dtype or torch.get_default_dtype()))
+    found = _WORDS.get((func, dtype or torch.get_default_dtype()))
     return found if device.type == "cpu" else None
 
 
@@ -147,12 +151,12 @@ def _drawn(func: Any, args: Any, kwargs: Any, mine: OwnRows, whole: tuple[int, .
     Raises:
         StepError: The draw of a row depends on what other rows are.
     """
-    each = _advance_of(func, args, kwargs)
-    if each is not None and whole[0] == mine.examples:
-        generator, each = kwargs.get("generator"), each * math.prod(whole[1:])
-        _pass_over(mine.first * each, generator)
+    words, row = _words_of(func, args, kwargs), math.prod(whole[1:])
+    if words is not None and whole[0] == mine.examples and mine.examples * row > _FEW:
+        generator = kwargs.get("generator")
+        _skip(mine.first * row * words, generator)
         found = func(*args, **kwargs)
-        _pass_over((mine.examples - mine.first - mine.count) * each, generator)
+        _skip((mine.examples - mine.first - mine.count) * row * words, generator)
         return found
     names = [argument.name for argument in func._schema.arguments]
     if "size" in names:
