@@ -30,6 +30,7 @@ MODULES = {
     "scale": "scale",
     "forms": "forms",
     "exports": "exports",
+    "convolutions": "convolutions",
 }
 
 

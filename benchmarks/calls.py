@@ -165,6 +165,9 @@ def _steps_measured(workload: str, rounds: int) -> Times:
         "treadle, every 10 steps": partial(stepping, job, "10 steps"),
         "treadle, windows": partial(stepping, job, "auto"),
     }
+    module = _contestants()
+    if workload == "mlp" and hasattr(module, "ten_steps"):  # where a call costs most
+        makers["ten steps in one call by hand"] = partial(module.ten_steps, job)
     return per_step(makers, rounds)
 
 
@@ -216,14 +219,18 @@ def stepping(
     return Contestant(lambda: next(rounds), job.steps)
 
 
-def _by_hand(job: Any) -> Any:
-    """Return a Python loop around a compiled step; NumPy batches, the loss read each time."""
+def _contestants() -> Any:
+    """Return the module of loops by hand on this backend."""
     import keras
 
+    return importlib.import_module(f"benchmarks.contestants_{keras.config.backend()}")
+
+
+def _by_hand(job: Any) -> Any:
+    """Return a Python loop around a compiled step; NumPy batches, the loss read each time."""
     from .contestants import Contestant
 
-    module = importlib.import_module(f"benchmarks.contestants_{keras.config.backend()}")
-    step = module.reading_loss(job)
+    step = _contestants().reading_loss(job)
 
     def epoch() -> dict[str, float]:
         total = 0.0
@@ -285,9 +292,7 @@ def job(workload: str, examples: int | None = None) -> Any:
 
 def makers(call: str, job: Any) -> dict[str, Callable[[], Any]]:
     """Return a function for each contestant of evaluation or prediction that makes it."""
-    import keras
-
-    module = importlib.import_module(f"benchmarks.contestants_{keras.config.backend()}")
+    module = _contestants()
     by_hand: dict[str, Any] = module.EVALUATING if call == "evaluate" else module.PREDICTING
     return {
         TREADLE: partial(evaluate if call == "evaluate" else _predict, job),

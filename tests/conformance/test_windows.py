@@ -21,6 +21,7 @@ from treadle.steps.compiled_step import CompiledStep
 from treadle.steps.measuring import fastest
 from treadle.testing import same_start
 
+KERNEL = np.ones((3, 4, 4), "float32")
 OPTIONS = treadle.Options()
 ROWS = 108  # 13 batches of 8, and one of 4
 EVEN = 104  # 13 batches of 8: half as many programs
@@ -148,6 +149,43 @@ def test_a_step_that_xla_compiles_alone_agrees_for_all_windows(options: Any) -> 
     same(run(jit=True, fused=True, **options)[0], expected)
     for path, value in graph.items():
         np.testing.assert_allclose(expected[path], value, rtol=2e-4, atol=1e-5, err_msg=path)
+
+
+@pytest.mark.usefixtures("assumes_cpu")
+@pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="the others have no choice")
+@pytest.mark.parametrize(
+    ("layers", "plan"),
+    [
+        ([], "windows of up to 256, XLA"),
+        ([keras.layers.MaxPooling1D(2)], "windows of up to 256, graph (XLA pools slower on a CPU)"),
+        pytest.param(
+            [keras.layers.DepthwiseConv1D(3)],
+            "windows of up to 256, graph (XLA convolves slower on a CPU)",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            [keras.layers.Lambda(lambda x: ops.map(lambda row: ops.conv(row[None], KERNEL)[0], x))],
+            "windows of up to 256, graph (XLA convolves slower on a CPU)",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            [keras.layers.Conv1D(4, 3, dtype="bfloat16")],
+            "windows of up to 256, graph (XLA convolves slower on a CPU)",
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_xla_compiles_convolutions_with_normalizations_unless_it_is_slow(
+    layers: list[Any], plan: str
+) -> None:
+    def normalizing() -> Classifier:
+        first = [keras.layers.Reshape((FEATURES, 1)), keras.layers.Conv1D(4, 3)]
+        last = [keras.layers.BatchNormalization(), keras.layers.Flatten(), head()]
+        return Classifier([*first, *layers, *last], keras.optimizers.SGD(1e-2))
+
+    with treadle.Loop(normalizing(), console=False) as loop:
+        loop.fit(source(EVEN), epochs=1)
+        assert loop.plan == plan + ", data on the device"
 
 
 def test_prefetched_batches_are_neither_lost_nor_counted() -> None:

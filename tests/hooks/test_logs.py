@@ -139,6 +139,60 @@ def test_a_log_is_cut_to_its_size_at_the_checkpoint(tmp_path):
     hook.end(Loop(), None)
 
 
+@pytest.mark.parametrize("changed", [None, "step", "file", "error", "folder"])
+def test_a_further_call_parses_a_log_only_if_something_changed(tmp_path, changed, monkeypatch):
+    path = tmp_path / "log.jsonl"
+    loop, hook = Loop(tmp_path), hooks.JSONLines()
+    hook.start(loop)
+    loop.window(hook, loss=[0.5, 0.5])
+    hook.end(loop, ValueError() if changed == "error" else None)
+    text = path.read_bytes()
+    if changed == "step":  # a rollback
+        loop.progress = Progress(step=1)
+    if changed == "file":
+        path.write_bytes(text + b'{"step": 3, "lo')
+    if changed == "folder":
+        loop.directory = tmp_path / "other"
+        loop.directory.mkdir()
+        path = path.rename(loop.directory / path.name)
+    parsed, loads = [], json.loads
+    monkeypatch.setattr(json, "loads", lambda line: (parsed.append(line), loads(line))[1])
+    hook.start(loop)
+    assert bool(parsed) == (changed is not None)
+    kept = text.splitlines(keepends=True)[0] if changed == "step" else text
+    assert path.read_bytes() == kept
+    assert hook.state() == {"size": len(kept), "sha256": hashlib.sha256(kept).hexdigest()}
+    hook.end(loop, None)
+
+
+def test_a_further_call_parses_a_log_whose_last_line_is_half_written(tmp_path):
+    path = tmp_path / "log.jsonl"
+    loop, hook = Loop(tmp_path), hooks.JSONLines()
+    hook.start(loop)
+    loop.window(hook, loss=[0.5])
+    whole = path.read_bytes()
+    with path.open("ab") as file:
+        file.write(b'{"step": 2, "lo')  # as when the disk is full
+    hook.end(loop, None)
+    hook.start(loop)
+    hook.end(loop, None)
+    assert path.read_bytes() == whole
+
+
+def test_a_resumed_log_is_cut_to_its_size_also_after_a_call(tmp_path):
+    path = tmp_path / "log.jsonl"
+    loop, hook = Loop(tmp_path), hooks.JSONLines()
+    hook.start(loop)
+    loop.window(hook, loss=[0.5])
+    state = hook.state()
+    loop.window(hook, loss=[0.5])
+    hook.end(loop, None)
+    hook.restore(state)
+    hook.start(loop)
+    hook.end(loop, None)
+    assert path.stat().st_size == state["size"]
+
+
 # CSV
 
 

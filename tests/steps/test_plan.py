@@ -16,24 +16,29 @@ BOTH = (XLA, "graph")
     ("facts", "options", "plan"),
     [
         (Facts("cpu", BOTH), {}, "windows of up to 256, XLA"),
-        (Facts("gpu", BOTH, convolves=True), {}, "windows of up to 256, XLA"),
+        (Facts("gpu", BOTH, slow="convolves"), {}, "windows of up to 256, XLA"),
         (
-            Facts("cpu", BOTH, convolves=True),
+            Facts("cpu", BOTH, slow="convolves"),
             {},
             "windows of up to 256, graph (XLA convolves slower on a CPU)",
         ),
         (
-            Facts("cpu", BOTH, convolves=True),
+            Facts("cpu", BOTH, slow="convolves"),
             {"jit": True},
             "single steps, XLA (XLA convolves slower in a loop on a CPU)",
         ),
         (Facts("cpu", BOTH), {"jit": False, "window": 8}, "windows of up to 8, graph"),
         (
-            Facts("cpu", (XLA,), convolves=True),
+            Facts("cpu", (XLA,), slow="convolves"),
             {},
             "single steps, XLA (XLA convolves slower in a loop on a CPU)",
         ),
-        (Facts("cpu", (XLA,), convolves=True), {"fused": True}, "windows of up to 256, XLA"),
+        (Facts("cpu", (XLA,), slow="convolves"), {"fused": True}, "windows of up to 256, XLA"),
+        (
+            Facts("cpu", BOTH, slow="pools"),
+            {},
+            "windows of up to 256, graph (XLA pools slower on a CPU)",
+        ),
         (Facts("cpu", (XLA,)), {"jit": False}, "windows of up to 256, XLA"),
         (Facts("cpu", ()), {}, "eager"),
         (Facts("cpu", (), refusal="it looks at values"), {}, "eager (it looks at values)"),
@@ -59,7 +64,7 @@ def test_a_requested_compiled_step_that_is_not_available() -> None:
 
 
 def test_every_possible_plan_is_a_candidate() -> None:
-    for facts in (Facts("cpu", BOTH), Facts("cpu", (XLA,), convolves=True), Facts("cpu")):
+    for facts in (Facts("cpu", BOTH), Facts("cpu", (XLA,), slow="convolves"), Facts("cpu")):
         chosen = choose(facts, Options())
         kinds = [(plan.compiler, plan.fused) for plan in candidates(facts)]
         assert (chosen.compiler, chosen.fused) in kinds

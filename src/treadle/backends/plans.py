@@ -15,7 +15,8 @@ class Facts:
         device: The device that it runs on: `"cpu"`, `"gpu"` …
         compilers: The compilers that support it, the usual one first; empty if it cannot be
             compiled. Of TensorFlow's, the last one is a graph without XLA.
-        convolves: Whether it contains convolutions or their gradients.
+        slow: What XLA does slower on a CPU, such as `"convolves"`; empty if nothing: on TensorFlow,
+            slower than a graph; on JAX, slower in a loop.
         large: Whether its variables have so many bytes that memory matters more than calls.
         refusal: Why a compiler is missing, as a clause; empty if none is.
         loops: Whether it has loops that are slow as Python, so that no form of batch runs so first.
@@ -25,7 +26,7 @@ class Facts:
 
     device: str
     compilers: tuple[str, ...] = ()
-    convolves: bool = False
+    slow: str = ""
     large: bool = False
     refusal: str = ""
     loops: bool = False

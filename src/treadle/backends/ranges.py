@@ -138,7 +138,8 @@ def _take(original: Call) -> Call:
         if context().ranges is not None and isinstance(x, keras.Variable):
             shape = tuple(x.shape)
             size = int(np.prod(shape)) if axis is None else shape[axis]
-            if not _is_sparse(indices):
+            # Of TensorFlow and JAX, some tensors are not arrays.
+            if not any(x in type(indices).__name__ for x in ("Sparse", "Ragged", "BCOO")):
                 indices = _checked(Limit(context().path_of(x), size, False), indices)
         return original(x, indices, axis=axis)
 
@@ -247,8 +248,3 @@ def _clipped(x: Tensor, least: int, most: int, dtype: str) -> Tensor:
         limits = np.iinfo(dtype)
         least, most = max(least, int(limits.min)), min(most, int(limits.max))
     return ops.clip(x, least, most)
-
-
-def _is_sparse(tensor: Any) -> bool:
-    """Return whether this is one of TensorFlow's or JAX's tensors that are not arrays."""
-    return any(word in type(tensor).__name__ for word in ("Sparse", "Ragged", "BCOO"))

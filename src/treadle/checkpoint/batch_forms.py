@@ -77,7 +77,9 @@ def zeros(description: Any) -> Any:
     match description:
         case ["none"]:
             return None
-        case ["array", str(name), list(shape)] if _is_shape(shape):
+        case ["array", str(name), list(shape)] if all(
+            type(size) is int and 0 <= size <= MOST for size in shape
+        ):
             try:
                 return np.zeros(shape, dtype_named(name))
             except MemoryError:
@@ -116,10 +118,6 @@ def _loaded(module: str, name: str) -> type:
     if not isinstance(found, type):
         raise MissingClassError(f"there is no class {module}.{name}")
     return found
-
-
-def _is_shape(shape: Sequence[Any]) -> bool:
-    return all(type(size) is int and 0 <= size <= MOST for size in shape)
 
 
 def structure(description: Any) -> str:

@@ -76,11 +76,6 @@ def _field(declared: Any, default: Any) -> Any:
     return field(default=default, metadata={DECLARED: declared})
 
 
-def _recipe_names(incomplete: str) -> list[str]:
-    """Return the recipes that a shell offers for the beginning of a name; none: it offers files."""
-    return [name for name in find() if name.startswith(incomplete)]
-
-
 # Options that several commands share: each call declares one as a field.
 backend_option = partial(
     option,
@@ -139,7 +134,8 @@ class TaskOptions:
         help="A recipe, or your own task in a file: a class, a treadle.task(…) object, or a "
         "function that returns a task, or a compiled keras.Model and its data.",
         show_default=False,
-        autocompletion=_recipe_names,
+        # Where no recipe begins like this, a shell offers files.
+        autocompletion=lambda incomplete: [x for x in find() if x.startswith(incomplete)],
     )
     set_: list[str] | None = settings_option()
     backend: str | None = backend_option()

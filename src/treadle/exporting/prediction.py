@@ -216,13 +216,8 @@ def _read(task: Any, batch: Any) -> tuple[list[Any], dict[str, Any]]:
         and id(variable) not in inside
         and isinstance(variable, keras.Variable)
     }
-    return _outermost(layers), others
-
-
-def _outermost(layers: Sequence[Any]) -> list[Any]:
-    """Return the layers that are in no other of these layers."""
     inner = {id(part) for layer in layers for part in layers_in(layer)[1:]}
-    return [layer for layer in layers if id(layer) not in inner]
+    return [layer for layer in layers if id(layer) not in inner], others
 
 
 def by_name(outputs: Any, nested: bool = False) -> Any:

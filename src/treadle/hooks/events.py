@@ -37,7 +37,8 @@ class EventFile:
 
         directory.mkdir(parents=True, exist_ok=True)
         # Readers process the files of a directory in the order of their names.
-        stamps = [_stamp(path) + 1 for path in directory.glob(PATTERN)]
+        names = (path.name.removeprefix(PATTERN[:-1]) for path in directory.glob(PATTERN))
+        stamps = [int(x) + 1 for x in (name.partition(".")[0] for name in names) if x.isdecimal()]
         stamp = max([int(time()), *stamps])
         name = f"events.out.tfevents.{stamp:010d}.{socket.gethostname()}.{os.getpid()}"
         self.path = directory / name
@@ -76,11 +77,6 @@ class EventFile:
 
     def _write(self, event: Any) -> None:
         self._file.write(framed(event.SerializeToString()))
-
-
-def _stamp(path: Path) -> int:
-    number = path.name.removeprefix(PATTERN[:-1]).partition(".")[0]
-    return int(number) if number.isdecimal() else 0
 
 
 def framed(data: bytes) -> bytes:

@@ -57,7 +57,8 @@ class JSONLines(Hook):
         self._path = None if path is None else Path(path).absolute()
         self._folder: Folder | None = None
         self._file: BinaryIO | None = None
-        self._size: int | None = None
+        # The size at a checkpoint, or path, step and size when the last call ended.
+        self._left: int | tuple[Path, int, int] | None = None
         self._hash: Hash = hashlib.sha256()
 
     def path_in(self, directory: Path) -> Path:
@@ -67,10 +68,14 @@ class JSONLines(Hook):
     def start(self, loop: LoopView) -> None:
         """Open the file, after removing lines of later steps."""
         path = resolved(self._path, loop, LOG, self, f"'{LOG}'")
-        size, self._size = self._size, None
+        left, self._left = self._left, None
         self._folder = Folder.open(path.parent, create=True)
         self._file = self._folder.append_to(path.name)
-        self._hash = cut_after(self._folder, self._file, loop.progress.step, size)
+        step, size = loop.progress.step, self._file.tell()
+        known = left if isinstance(left, int) else None
+        if left == (path, step, size):  # all of it is of earlier calls: nothing is parsed
+            known = size
+        self._hash = cut_after(self._folder, self._file, step, known)
 
     def state(self) -> dict[str, Any]:
         """Flush the file to disk and return its size and SHA-256."""
@@ -82,7 +87,7 @@ class JSONLines(Hook):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Truncate the file to the saved size when the run resumes."""
         schema.whole()(state["size"], "size")
-        self._size = state["size"]
+        self._left = state["size"]
 
     def steps(self, loop: LoopView, logs: StepLogs) -> None:
         """Write the steps of a window."""
@@ -107,6 +112,10 @@ class JSONLines(Hook):
         if file is not None and folder is not None:
             with folder, file:
                 folder.flush(file)
+                size = file.tell()
+                file.seek(max(size - 1, 0))
+                if error is None and file.read() in (b"", b"\n"):  # else a write failed halfway
+                    self._left = folder.path / Path(file.name).name, loop.progress.step, size
 
     def _write(self, text: str) -> None:
         if self._file is not None and self._folder is not None:

@@ -108,15 +108,9 @@ def make(recipe: Recipe, settings: Mapping[str, Any]) -> Made:
             "inherits from treadle.Task, a function that returns one, or made by treadle.task(…). "
             "A function may also return a compiled keras.Model and its data"
         )
-    return Made(task, None if is_class else module, None if data is None else _as_datasets(data))
-
-
-def _as_datasets(data: Any) -> Datasets:
-    """Return data for a compiled model: arrays `(x, y)`, a source, or data sets."""
-    if isinstance(data, Datasets):
-        return data
-    given = FitData.of(data)
-    return Datasets(train=given.source(shuffle=True))
+    if data is not None and not isinstance(data, Datasets):  # arrays `(x, y)` or a source
+        data = Datasets(train=FitData.of(data).source(shuffle=True))
+    return Made(task, None if is_class else module, data)
 
 
 def imported(path: Path) -> ModuleType:

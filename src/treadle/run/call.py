@@ -99,14 +99,9 @@ class Call:
         self.heed_signals()
         late = self._deadline is not None and progress.seconds >= self._deadline
         if late and self.reason is None:
-            if self._has_more(progress):
+            more = self.epochs is not None and progress.epoch < self.epochs
+            if more or (self.steps is not None and progress.step < self.steps):
                 self.reason, self.unfinished = "time limit reached", True
             else:
                 self.stop("time limit reached")
         return self.reason is not None or (self.steps is not None and progress.step >= self.steps)
-
-    def _has_more(self, progress: Progress) -> bool:
-        """Return whether epochs or steps of this call remain."""
-        return (self.epochs is not None and progress.epoch < self.epochs) or (
-            self.steps is not None and progress.step < self.steps
-        )

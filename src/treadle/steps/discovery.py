@@ -216,7 +216,8 @@ class Discovery:
         seen = {id(thing): thing}
         for holder in (waiting := [thing]):
             for part in islice(self._parts(holder), MOST_SEARCHED):
-                if _is_stateless(part) or id(part) in seen or self._knows_of(part):
+                known = id(part) in self.paths or id(part) in self._seen
+                if known or _is_stateless(part) or id(part) in seen:
                     continue
                 if isinstance(part, _STATE) or self._backend.is_native_variable(part):
                     return True
@@ -225,10 +226,6 @@ class Discovery:
                 seen[id(part)] = part  # which keeps the id alive
                 waiting.append(part)
         return False
-
-    def _knows_of(self, thing: Any) -> bool:
-        """Return whether a variable or another object was found under any path."""
-        return id(thing) in self.paths or id(thing) in self._seen
 
     def _parts(self, thing: Any) -> Iterable[Any]:
         """Return what a container holds, or an object of a class that is searched."""
@@ -525,11 +522,8 @@ def _set_learning_rate(optimizer: Any, rate: Any) -> None:
         if not any(v is rate for v in optimizer.variables):
             # In the list itself: a built optimizer accepts no new variables.
             first = optimizer.variables[0]
-            next(parts for parts in attributes.values() if _begins_with(parts, first)).append(rate)
-
-
-def _begins_with(parts: Any, variable: Variable) -> bool:
-    return isinstance(parts, list) and bool(parts) and parts[0] is variable
+            lists = [x for x in attributes.values() if isinstance(x, list)]
+            next(x for x in lists if x and x[0] is first).append(rate)
 
 
 def refuse_scaling(path: str, optimizer: Any) -> None:

@@ -353,7 +353,8 @@ def _losses(result: Any, names: list[str] | None) -> Losses:
     """Extract the loss or losses from an objective's return value and check them."""
     if names is None:
         loss = result[0] if isinstance(result, tuple) and result else result
-        swapped = isinstance(result, tuple) and any(_is_scalar(x) for x in result[1:])
+        rest = result[1:] if isinstance(result, tuple) else ()
+        swapped = any(ops.is_tensor(x) and tuple(x.shape) == () for x in rest)
         return {ONLY: _scalar_loss(loss, "the loss", swapped)}
     losses = result[0] if isinstance(result, tuple) and result else result
     if not isinstance(losses, Mapping) or set(losses) != set(names):
@@ -363,10 +364,6 @@ def _losses(result: Any, names: list[str] | None) -> Losses:
             f"are, or (that dict, anything); it returned {got}"
         )
     return {name: _scalar_loss(losses[name], f"the loss {name!r}") for name in names}
-
-
-def _is_scalar(thing: Any) -> bool:
-    return ops.is_tensor(thing) and tuple(thing.shape) == ()
 
 
 def _scalar_loss(loss: Any, what: str, swapped: bool = False) -> Tensor | Weighted:

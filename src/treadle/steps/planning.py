@@ -37,9 +37,10 @@ def choose(facts: Facts, options: Options, name: str = "train_step", some: bool 
 
     Steps are fused into windows and compiled by XLA, with these exceptions:
 
-    - On a CPU, XLA runs convolutions slower than TensorFlow's graphs, and 4 times slower inside a
-      loop than outside. Steps with convolutions run as graphs if the backend has them, else as
-      single steps.
+    - On a CPU, XLA runs convolutions 4 times slower inside a loop than outside: on JAX, steps with
+      convolutions run as single steps. On TensorFlow they run as graphs, unless XLA is faster: for
+      steps in float32 with gradients of normalizations, which it fuses, and without those of
+      maximum pooling and of depthwise convolutions, for which it takes several times as long.
     - On a CPU, a step that XLA compiles inside a loop needs more memory for its intermediate
       results. Steps with large variables, which take long, run as single steps on JAX.
     - A step that XLA cannot compile runs as a graph; a step that no compiler accepts runs as
@@ -60,7 +61,7 @@ def choose(facts: Facts, options: Options, name: str = "train_step", some: bool 
     Example:
         >>> print(choose(Facts("cpu", ("XLA", "graph")), Options()))
         windows of up to 256, XLA
-        >>> print(choose(Facts("cpu", ("XLA",), convolves=True), Options()))
+        >>> print(choose(Facts("cpu", ("XLA",), slow="convolves"), Options()))
         single steps, XLA (XLA convolves slower in a loop on a CPU)
         >>> print(choose(Facts("cpu", ("XLA",), large=True), Options()))
         single steps, XLA (a loop takes more memory for such large variables)
@@ -77,13 +78,13 @@ def choose(facts: Facts, options: Options, name: str = "train_step", some: bool 
     if len(facts.compilers) > 1:  # a choice
         if options.jit is not None:
             compiler = XLA if options.jit else facts.compilers[-1]
-        elif facts.device == "cpu" and facts.convolves:
-            compiler, why = facts.compilers[-1], "XLA convolves slower on a CPU"
+        elif facts.device == "cpu" and facts.slow:
+            compiler, why = facts.compilers[-1], f"XLA {facts.slow} slower on a CPU"
     largest = options.window or LARGEST_WINDOW
     if options.fused is not None:
         return Plan(compiler, options.fused, largest, why)
-    if compiler == XLA and facts.device == "cpu" and facts.convolves:
-        return Plan(compiler, False, largest, "XLA convolves slower in a loop on a CPU")
+    if compiler == XLA and facts.device == "cpu" and facts.slow:
+        return Plan(compiler, False, largest, f"XLA {facts.slow} slower in a loop on a CPU")
     if compiler == XLA and facts.device == "cpu" and facts.large:
         return Plan(compiler, False, largest, "a loop takes more memory for such large variables")
     return Plan(compiler, True, largest, why)
@@ -218,15 +219,12 @@ def window_size(
 
 
 def check_end(epochs: int | None, steps: int | None, until: str | None) -> None:
-    """Check that a call of `fit` has an end, and that the end is valid.
+    """Check that a call of `fit` has an end, and that a time is valid.
 
     Raises:
-        ConfigurationError: No end is given, or it is not positive.
+        ConfigurationError: No end is given, or `until` is no time.
     """
     if epochs is None and steps is None and until is None:
         raise ConfigurationError("fit needs an end: epochs=…, steps=… or until='30 min'")
-    for name, count in (("epochs", epochs), ("steps", steps)):
-        if count is not None and count < 1:
-            raise ConfigurationError(f"{name} must be at least 1, not {count}")
     if until is not None and Span.parse(until).of != "seconds":
         raise ConfigurationError(f"until={until!r} must be a time, for example '30 min'")

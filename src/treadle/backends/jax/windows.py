@@ -46,8 +46,9 @@ class JaxExecutor:
     def __init__(self, program: Program) -> None:
         self._program = program
         self._layouts = active_layouts()
-        self._copied = _copied if self._layouts is None else _copied_apart
-        if self._layouts is not None:
+        self._copied: Any = _copied
+        if self._layouts is not None:  # which a program that copies all arrays could change
+            self._copied = lambda state: [jnp.copy(x) for x in state]
             adopt(program.seeds)
         self.plan = Plan(XLA, fused=True, largest=1)
         nbytes = sum(math.prod(v.shape) * jnp.dtype(v.dtype).itemsize for v in program.variables)
@@ -70,8 +71,8 @@ class JaxExecutor:
 
     def facts(self, window: Window) -> Facts:
         """Trace the step, and find out whether it has convolutions."""
-        found = convolves(self._step(window).closed.jaxpr)
-        return Facts(jax.default_backend(), (XLA,), convolves=found, large=self._donates)
+        slow = "convolves" if convolves(self._step(window).closed.jaxpr) else ""
+        return Facts(jax.default_backend(), (XLA,), slow, large=self._donates)
 
     def compile(self, window: Window) -> bool:
         """Compile the program for windows like this one."""
@@ -384,11 +385,6 @@ _HOLDERS: Final = _references([object()])[0] + 2
 @jax.jit
 def _copied(state: Any) -> Any:
     return jax.tree.map(jnp.copy, state)
-
-
-def _copied_apart(state: Sequence[Any]) -> list[Any]:
-    """Return copies with the layouts of the arrays, which a program for all could change."""
-    return [jnp.copy(x) for x in state]
 
 
 def _specs(tree: Any, layouts: Any = None) -> Any:

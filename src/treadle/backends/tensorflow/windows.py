@@ -25,6 +25,8 @@ from .xla_draws import like_kernels, other_numbers
 
 GRAPH = "graph"
 CONVOLUTIONS = ("Conv2D", "Conv3D", "DepthwiseConv2d")
+POOLS = {"MaxPoolGrad", "MaxPool3DGrad"}
+FLOAT32 = tf.float32.as_datatype_enum
 LOOPS = {"While", "StatelessWhile"}
 CHECKS = {"Assert", "CheckNumerics", "CheckNumericsV2", "PrintV2", "Print"}
 
@@ -76,7 +78,7 @@ class TensorFlowExecutor:
         step = self._step(window)
         found = step.operations()
         loops = bool(found & LOOPS)
-        facts = Facts(device(), (XLA, GRAPH), step.convolves, loops=loops, reads_sizes=step.reads)
+        facts = Facts(device(), (XLA, GRAPH), step.slow(), loops=loops, reads_sizes=step.reads)
         if self._refusal:
             return facts.without(XLA, self._refusal)
         checks = sorted(found & CHECKS)
@@ -303,11 +305,30 @@ class _TracedStep:
         """Whether the step has convolutions."""
         return any(name.startswith(CONVOLUTIONS) for name in self.operations())
 
+    def slow(self) -> str:
+        """Return what XLA does slower than a graph on a CPU, as a verb; empty if nothing.
+
+        Most of its convolutions and their gradients take about as long, and it gains by fusing the
+        gradients of normalizations. It takes several times as long for gradients of maximum pooling
+        and of depthwise convolutions, for narrow floats, and for convolutions in loops of the step.
+        """
+        found, outside = self.operations(), self._function.graph.as_graph_def().node
+        nodes = [x for x in self._nodes() if x.op.startswith(CONVOLUTIONS)]
+        if nodes and found & POOLS:
+            return "pools"
+        gains = "RsqrtGrad" in found and any("BackpropFilter" in x.op for x in nodes)
+        gains &= len(nodes) == sum(x.op.startswith(CONVOLUTIONS) for x in outside)
+        for node in nodes:
+            gains &= node.attr["T"].type == FLOAT32 and not node.op.startswith("Depthwise")
+        return "convolves" if nodes and not gains else ""
+
     def operations(self) -> set[str]:
         """Return the names of the step's operations."""
+        return {node.op for node in self._nodes()}
+
+    def _nodes(self) -> list[Any]:
         graph = self._function.graph.as_graph_def()
-        nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
-        return {node.op for node in nodes}
+        return [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
 
     @property
     def draws(self) -> bool:

@@ -203,7 +203,9 @@ def connect(group: ProcessGroup, address: str, own: Backend) -> TensorFlowGroup:
     cluster = tf.train.ClusterSpec({"worker": addresses})
     context = INTERNALS["eager_context"].resolve()()
     try:
-        _choose_device(group)
+        devices = tf.config.list_physical_devices("GPU")
+        if group.local_size > 1 and len(devices) > 1:  # unless each process sees only one
+            tf.config.set_visible_devices(devices[group.local_rank % len(devices)], "GPU")
         if tf.config.threading.get_inter_op_parallelism_threads() == 0:
             tf.config.threading.set_inter_op_parallelism_threads(INTER_OP_THREADS)
         context.configure_collective_ops(
@@ -231,13 +233,6 @@ def connect(group: ProcessGroup, address: str, own: Backend) -> TensorFlowGroup:
             f"TensorFlow: {error}. Check that the machines can reach one another"
         ) from error
     return TensorFlowGroup(own, group)
-
-
-def _choose_device(group: ProcessGroup) -> None:
-    """Use one accelerator in each process of a machine, unless each sees only one."""
-    devices = tf.config.list_physical_devices("GPU")
-    if group.local_size > 1 and len(devices) > 1:
-        tf.config.set_visible_devices(devices[group.local_rank % len(devices)], "GPU")
 
 
 def _own_address(host: str) -> str:

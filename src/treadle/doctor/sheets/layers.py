@@ -122,7 +122,10 @@ def _source(event: Event, trials: Trials) -> str:
 
 def _mode(lines: Lines, path: str, layer: Any, calls: Calls, trials: Trials) -> None:
     """Add whether a layer that behaves differently in training does so in each phase."""
-    if not any(calls.values()) or not (isinstance(layer, WITH_MODE) or _has_mode(layer)):
+    has_mode = isinstance(layer, WITH_MODE) or (  # else, its parts may have modes
+        "training" in inspect.signature(layer.call).parameters and not _parts(layer)
+    )
+    if not has_mode or not any(calls.values()):
         return
     modes: dict[str, list[str]] = {}
     for phase, events in calls.items():
@@ -145,11 +148,6 @@ def _mode(lines: Lines, path: str, layer: Any, calls: Calls, trials: Trials) -> 
         lines.add(path, "moving statistics are updated", moves, "recorded", WIRING)
         if evaluation is not None and evaluation.changed(name):
             lines.add(path, "updated by evaluation", True, "evaluated", WIRING, "evaluation trains")
-
-
-def _has_mode(layer: Any) -> bool:
-    """Return whether a layer of the user has a mode, and no layers with modes of their own."""
-    return "training" in inspect.signature(layer.call).parameters and not _parts(layer)
 
 
 def _is_on(layer: Any, event: Event, trial: Trial | None, trials: Trials) -> str:

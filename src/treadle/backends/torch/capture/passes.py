@@ -183,7 +183,11 @@ def _pool_as_it_lies(tape: Tape, block: Block, names: Names) -> None:
         return ref not in block.results and all(
             not user.blocks
             and user.function not in _BOUND_TO_LAYOUT
-            and (not _is_view(user) or all(map(follows_any_order, refs_in(user.outputs))))
+            and not (
+                is_operator(user.function)
+                and Kind.of(user.function).views
+                and not all(map(follows_any_order, refs_in(user.outputs)))
+            )
             for user in users.get(ref, [])
         )
 
@@ -333,11 +337,6 @@ def has_poolings(block: Block) -> bool:
     return any(
         node.function in _POOLS or any(map(has_poolings, node.blocks)) for node in block.nodes
     )
-
-
-def _is_view(node: Node) -> bool:
-    """Return whether an operation returns a view of an argument."""
-    return is_operator(node.function) and Kind.of(node.function).views
 
 
 def _alike(tape: Tape, a: Ref, b: Ref) -> bool:
