@@ -1,8 +1,8 @@
 """Convolutions on a CPU by XLA and by TensorFlow's graphs: `scripts/bench convolutions`.
 
 Each row trains a network on random images with `Options(jit=True, fused=True)` and with
-`Options(jit=False)`, in turns. The last columns are the ratio of the times, and what the plan
-chooses without options: see `treadle.steps.planning.choose`.
+`Options(jit=False)`, in turns. The last columns are the median ratio of the times of a round, and
+what the plan chooses without options: see `treadle.steps.planning.choose`.
 """
 
 import os
@@ -125,7 +125,6 @@ def _networks() -> dict[str, Callable[[], Any]]:
             x = x + layers.Dense(64)(layers.Dense(128, activation="gelu")(normal))
         return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling1D()(x)))
 
-    unit = layers.UnitNormalization
     pool, average, group = layers.MaxPooling2D, layers.AveragePooling2D, layers.GroupNormalization
     return {
         "strides": lambda: network(*strides()),
@@ -134,7 +133,6 @@ def _networks() -> dict[str, Callable[[], Any]]:
         "batch normalization": lambda: network(*normalized(32), *normalized(64)),
         "batch normalization, maximum pooling": lambda: network(*normalized(32, 1), pool(2)),
         "batch normalization, average pooling": lambda: network(*normalized(32, 1), average(2)),
-        "strides, normalized outputs": lambda: network(*strides(), layers.Dense(64), unit()),
         "group normalization": lambda: network(*normalized(32, 2, lambda: group(8))),
         "depthwise, batch normalization": lambda: network(*normalized(16), *depthwise(32)),
         "residual, batch normalization": residual,

@@ -179,7 +179,7 @@ ON_TENSORFLOW = (
 
 
 OFTEN = ("reference", "crowded", "gathered", "sharded", "metric-results", "coupled-examples")
-"""The checks of the default selection on PyTorch."""
+"""Of these, the default run on PyTorch makes those that `tests/selection` does not leave out."""
 
 
 def of_backend(names: Iterable[str]) -> list[str]:
