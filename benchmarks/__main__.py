@@ -28,6 +28,7 @@ MODULES = {
     "opening": "memory",
     "processes": "processes",
     "scale": "scale",
+    "messages": "messages",
     "forms": "forms",
     "exports": "exports",
     "convolutions": "convolutions",

@@ -132,6 +132,43 @@ def draws(_: Path) -> Any:
     return operations(4) / operations(1)
 
 
+class Noisy(treadle.Task):
+    """Trains on noise alone, one row for each row of the batch."""
+
+    def __init__(self) -> None:
+        self.model = keras.Sequential([keras.Input((64,)), layers.Dense(64), layers.Dense(1)])
+        self.optimizer = keras.optimizers.SGD(0.01)
+        self.seeds = keras.random.SeedGenerator(3)
+
+    def train_step(self, batch: Any) -> Any:
+        noise = keras.random.normal((2 * batch[0].shape[0], 64), seed=self.seeds)
+        loss = lambda: keras.ops.mean(keras.ops.square(self.model(noise)))  # noqa: E731
+        return {"loss": treadle.minimize(loss, self.model, self.optimizer)}
+
+
+@check
+def noise(_: Path) -> Any:
+    """Return the operations of one of four devices for a step, by those of one alone."""
+    counts, original = list[float](), jax.stages.Lowered.compile
+
+    def counting(self: Any, *args: Any, **kwargs: Any) -> Any:
+        program = original(self, *args, **kwargs)
+        costs = program.cost_analysis()
+        counts.append((costs[0] if isinstance(costs, list) else costs)["flops"])
+        return program
+
+    jax.stages.Lowered.compile = counting  # type: ignore[method-assign]
+    try:
+        found = []
+        for devices in (4, 1):
+            counts.clear()
+            trained(devices, Noisy, (64, 64), fused=False)
+            found.append(max(counts))
+    finally:
+        jax.stages.Lowered.compile = original  # type: ignore[method-assign]
+    return found[0] / found[1]
+
+
 @check
 def streamed(_: Path) -> Any:
     return apart(data_on_device=False)

@@ -68,6 +68,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return lambda name, *checks: succeeded(of(*checks)[name])
 
 
+FIRST = ("reference", "draws", "noise")
 RUNS = ("windows-of-any-size", "resumed", "seeds-made-before")
 MORE = (
     "fewer-rows-than-devices",
@@ -78,12 +79,17 @@ MORE = (
 
 @on_jax
 def test_four_devices_give_what_one_gives(found: Any) -> None:
-    assert found("reference", "reference", "draws") <= CLOSE
+    assert found("reference", *FIRST) <= CLOSE
 
 
 @on_jax
 def test_each_of_four_devices_draws_a_quarter_of_the_numbers(found: Any) -> None:
-    assert found("draws", "reference", "draws") <= 0.26
+    assert found("draws", *FIRST) <= 0.26
+
+
+@on_jax
+def test_each_of_four_devices_computes_a_quarter_of_what_depends_on_noise(found: Any) -> None:
+    assert found("noise", *FIRST) <= 0.4  # all of them draw seeds and update the weights
 
 
 @on_jax

@@ -15,6 +15,7 @@ if keras.config.backend() == "jax":
     pytest.skip("JAX divides batches by itself", allow_module_level=True)
 
 from treadle.backends.base import active
+from treadle.distribute.dividing.moments import combined
 from treadle.distribute.dividing.rows import OwnRows, Seen, computing
 from treadle.errors import StepError
 
@@ -165,6 +166,47 @@ def test_a_draw_whose_shape_depends_on_values() -> None:
         "the shape of a random draw depends on values, so that several processes cannot divide "
         "it: draw for a shape that follows from the shapes of the batch"
     )
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="PyTorch sends a difference of squares")
+def test_moments_of_all_rows_take_one_message(rows: OwnRows) -> None:
+    sent = list[Any]()
+    rows.total = lambda x: sent.append(x) or ops.stop_gradient(x)  # type: ignore[method-assign]
+
+    def moments(x: Any) -> Any:
+        mean, variance = ops.moments(x, [0, 1])
+        return ops.sum(mean + ops.sqrt(variance))
+
+    import tensorflow as tf
+
+    x = tf.Variable(np.random.default_rng(0).normal(size=(1, 64, 2)).astype("float32"))
+    with rows._processes.patched(), computing(rows), tf.GradientTape() as tape:
+        total = moments(x)
+    assert len(sent) == 1
+    found = tape.gradient(total, x)
+    assert len(sent) == 2  # forward and backward
+    with tf.GradientTape() as tape:
+        total = moments(x)
+    np.testing.assert_allclose(found, tape.gradient(total, x), atol=1e-6)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1e-3])
+def test_moments_of_two_processes_are_combined(epsilon: float) -> None:
+    rng = np.random.default_rng(0)
+    parts = [(1e4 + rng.normal(size=(n, 2))).astype("float32") for n in (5, 3)]
+    sent = list[Any]()
+
+    def of(part: Any, total: Callable[[Any], Any]) -> Any:
+        own = (ops.full((2,), float(len(part))), part.mean(0), part.var(0))
+        return combined(*map(ops.convert_to_tensor, own), SimpleNamespace(sum=total), epsilon)
+
+    for part in parts:
+        of(part, lambda x: sent.append(x) or x)
+    found = [ops.convert_to_numpy(x) for x in of(parts[0], lambda x: sent[0] + sent[1])]
+    whole, number = np.concatenate(parts).astype("float64"), 8 + epsilon
+    mean = whole.sum(0) / number
+    np.testing.assert_allclose(found[0], mean, rtol=1e-6)
+    np.testing.assert_allclose(found[1], ((whole - mean) ** 2).sum(0) / number, rtol=1e-3)
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="Keras subtracts squares on PyTorch itself")

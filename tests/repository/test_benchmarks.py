@@ -19,6 +19,7 @@ from benchmarks import (
     chart,
     contestants_tensorflow,
     devices,
+    messages,
     page,
     reliability,
 )
@@ -438,3 +439,22 @@ def test_the_chart_shows_peers_and_the_page_lists_those_that_are_faster(tmp_path
         chart.draw(kept, tmp_path / name)
     drawn = (tmp_path / "a.svg").read_text()
     assert drawn == (tmp_path / "b.svg").read_text() and "mlp-sgd" in drawn
+
+
+def test_what_a_program_of_xla_sends_is_read_from_its_text() -> None:
+    line = "%all-reduce.1 = (f32[3,4]{1,0}, /*index=1*/bf16[5]{0}, f32[]) all-reduce(%a, %b, %c), x"
+    assert messages._bytes_of(line) == 4 * 12 + 2 * 5 + 4
+    assert messages._bytes_of("%g = f32[3,4]{1,0} get-tuple-element(%all-reduce.1), index=0") == 0
+    assert messages._bytes_of("%p = s32[8]{0} all-gather-start(%x), dimensions={0}") == 32
+
+
+def test_the_time_of_messages_and_what_hides_it() -> None:
+    network = messages.Network("", latency=1e-3, bandwidth=1e6)
+    assert network.seconds(3, 4e6, 2) == pytest.approx(3 * 2 * 1e-3 + 4)
+    assert network.seconds(1, 1e6, 1024) == pytest.approx(20e-3 + 2 * 1023 / 1024)
+    one = messages.Counted(1, 90e6, 0, 9.0, 90e6, 1, 0)
+    assert one.exposed(network, 2) == pytest.approx(90.002)
+    # Of DDP, the last bucket, or what is longer than the backward pass.
+    assert one.exposed_of_ddp(network, 2) == pytest.approx(90 + 5 * 2e-3 - 6)
+    slow = replace(one, seconds=1e3)
+    assert slow.exposed_of_ddp(network, 2) == pytest.approx(25 * 2**20 / 1e6 + 2e-3)

@@ -27,9 +27,7 @@ class Scope(keras.StatelessScope):
     """
 
     def __init__(
-        self,
-        values: Iterable[tuple[Variable, Tensor]] = (),
-        differentiated: bool = False,
+        self, values: Iterable[tuple[Variable, Tensor]] = (), differentiated: bool = False
     ) -> None:
         super().__init__(collect_losses=True)
         pairs = list(values)

@@ -18,14 +18,7 @@ from ..core.split_arrays import StoredParts
 from ..errors import CheckpointError
 from .arrays import Array, header, in_file_order, read_numbers
 from .format import FIXED, MANIFEST, Checkpoint
-from .manifest import (
-    Manifest,
-    StoredArray,
-    StoredFile,
-    StoredSplit,
-    check_sections,
-    read_manifest,
-)
+from .manifest import Manifest, StoredArray, StoredFile, StoredSplit, check_sections, read_manifest
 from .parts import is_part, mine
 from .structure import decode
 
@@ -73,11 +66,7 @@ def read(folder: Folder, name: str, together: bool = False) -> Checkpoint:
         else:
             state[path] = _joined(array, found)
     return Checkpoint(
-        manifest.progress,
-        state,
-        frozenset(fixed),
-        **sections,
-        path=folder.path / name,
+        manifest.progress, state, frozenset(fixed), **sections, path=folder.path / name
     )
 
 

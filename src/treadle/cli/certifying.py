@@ -117,10 +117,7 @@ def _in_processes(options: Certify, source: str, name: str, workers: int) -> "Co
     run = ["run", source, "--steps", str(steps), "--quiet", *words, "--directory"]
     launch = ["launch", "--workers", str(workers), "--"]
     showing = f"training in one process, and in {workers}"
-    with (
-        environment.showing(showing, options.json, at_once=True),
-        TemporaryDirectory() as folder,
-    ):
+    with environment.showing(showing, options.json, at_once=True), TemporaryDirectory() as folder:
         one, several = Path(folder, "one"), Path(folder, "several")
         for command in ([*run, str(one)], [*launch, *run, str(several)]):
             error = _error_of(command) or _incomparable(one, workers)

@@ -92,11 +92,7 @@ def _with_wrapped_examples(text: str, width: int) -> str:
             lines.append(line)
             continue
         lines += textwrap.wrap(
-            line,
-            width,
-            subsequent_indent=" " * 6,
-            break_long_words=False,
-            break_on_hyphens=False,
+            line, width, subsequent_indent=" " * 6, break_long_words=False, break_on_hyphens=False
         )
     return "\n".join(lines)
 

@@ -28,14 +28,7 @@ _TEMPORARY = re.compile(rf"{re.escape(PARTIAL)}(.+)-[0-9a-f]{{8}}", re.DOTALL)
 _LEVELS = 30  # of nested folders that are open at once during a removal
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # What the system reports for links, folders, pipes, devices and hard links in the place of a file.
-_MISPLACED = (
-    errno.ELOOP,
-    errno.EISDIR,
-    errno.ENOTDIR,
-    errno.ENXIO,
-    errno.EINVAL,
-    errno.EMLINK,
-)
+_MISPLACED = (errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.ENXIO, errno.EINVAL, errno.EMLINK)
 _KINDS = (
     (stat.S_ISREG, "a file"),
     (stat.S_ISDIR, "a folder"),

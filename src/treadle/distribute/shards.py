@@ -24,15 +24,7 @@ from ..data.epochs import DISCARDED_AT_ONCE
 from ..data.foreign.sources import as_source
 from ..data.iterables import type_name
 from ..data.leaves import Array, named, sliced
-from ..data.source import (
-    BaseSource,
-    Position,
-    Reader,
-    ReadRequest,
-    Source,
-    position_of,
-    read_from,
-)
+from ..data.source import BaseSource, Position, Reader, ReadRequest, Source, position_of, read_from
 from ..errors import DataError
 from .dividing.collectives import group_backend
 

@@ -55,11 +55,7 @@ FORMATS: Final[Mapping[str, Format]] = {
     form.name: form
     for form in (
         Format(
-            "keras",
-            "Keras model",
-            ".keras",
-            "",
-            writers={"tensorflow": (), "jax": (), "torch": ()},
+            "keras", "Keras model", ".keras", "", writers={"tensorflow": (), "jax": (), "torch": ()}
         ),
         Format(
             "savedmodel",

@@ -156,11 +156,7 @@ class GradientHealth(DetailedHook):
 
     def state(self) -> dict[str, Any]:
         """Flush the file, and return its size and what verdicts are based on."""
-        found = {
-            "rules": self._rules.state(),
-            "noted": self._noted,
-            "described": self._described,
-        }
+        found = {"rules": self._rules.state(), "noted": self._noted, "described": self._described}
         if self._file is None or self._folder is None:
             return found
         self._folder.flush(self._file)

@@ -282,10 +282,7 @@ def read(path: Path, marks: Iterable[Mark] = (), size: int | None = None) -> Log
         DataError: If the file is not a regular one, if a line other than the last is invalid, or if
             the file differs from what a checkpoint notes. The message names the line.
     """
-    with (
-        Folder.open(path.parent, error=DataError) as folder,
-        folder.opened(path.name) as (file, _),
-    ):
+    with Folder.open(path.parent, error=DataError) as folder, folder.opened(path.name) as (file, _):
         log = _Reader(path).read(file, size)
         file.seek(0)
         _compare(path, file, marks)

@@ -165,12 +165,7 @@ class NonFinite(Hook):
         )
 
     def _act(
-        self,
-        loop: LoopView,
-        message: str,
-        step: int | None,
-        path: str = "",
-        ended: bool = False,
+        self, loop: LoopView, message: str, step: int | None, path: str = "", ended: bool = False
     ) -> None:
         self._acted = True
         if self.rolls_back:

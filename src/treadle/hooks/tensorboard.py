@@ -276,10 +276,7 @@ def _value(name: str, value: Any) -> Any:
     if isinstance(value, Image):
         height, width, channels = value.shape
         picture = summary_pb2.Summary.Image(
-            height=height,
-            width=width,
-            colorspace=channels,
-            encoded_image_string=value.png(),
+            height=height, width=width, colorspace=channels, encoded_image_string=value.png()
         )
         return summary_pb2.Summary.Value(tag=name, image=picture)
     number = plain(value)

@@ -76,13 +76,7 @@ class TeacherForcing(treadle.Task):
         def objective() -> Any:
             return self.loss(words, self.decode(digits, words, probability))
 
-        parts = (
-            self.digit_vectors,
-            self.encoder,
-            self.word_vectors,
-            self.decoder,
-            self.scores,
-        )
+        parts = (self.digit_vectors, self.encoder, self.word_vectors, self.decoder, self.scores)
         variables = [variable for part in parts for variable in part.trainable_variables]
         loss = treadle.minimize(objective, variables, self.optimizer)
         return {"loss": loss, "teacher_forcing": probability}

@@ -11,15 +11,7 @@ from ..core.hook import LoopView
 from ..core.options import run_seed
 from ..core.progress import Progress
 from ..core.tracebacks import noting
-from ..data.source import (
-    Position,
-    Reader,
-    ReadRequest,
-    Source,
-    position_of,
-    read_from,
-    shards_of,
-)
+from ..data.source import Position, Reader, ReadRequest, Source, position_of, read_from, shards_of
 
 # The number of batches read together if each batch takes time. If they take less, as many are read
 # together as this time allows: reading them costs less, but another window may wait for it.

@@ -60,7 +60,7 @@ _rare_forms = schema.record(
         "counts": schema.mapping(_count),
         "sizes": schema.mapping(schema.listed(schema.listed(schema.optional(_count)))),
         "agreed": schema.mapping(schema.flag),
-    },
+    }
 )
 _fields: Mapping[str, schema.Check] = {
     "execution": schema.optional(EXECUTION),

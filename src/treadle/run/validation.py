@@ -53,10 +53,7 @@ class Validation:
         return self._sets.values()
 
     def run(
-        self,
-        evaluate: Callable[[Any], dict[str, float]],
-        at: Progress,
-        trained: Collection[str],
+        self, evaluate: Callable[[Any], dict[str, float]], at: Progress, trained: Collection[str]
     ) -> dict[str, float]:
         """Evaluate every set, and return results named `val_loss` or `val_<set>_loss`.
 

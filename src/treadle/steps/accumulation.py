@@ -197,10 +197,7 @@ class Accumulator:
                 f"given {len(given)} of shapes {given}: use one for each list of variables"
             )
         if self.sums:  # the counts belong to the discarded sums
-            self.filled, self.weight = (
-                _zeros((), "int32", "filled"),
-                _zeros((), wide(), "weight"),
-            )
+            self.filled, self.weight = (_zeros((), "int32", "filled"), _zeros((), wide(), "weight"))
         self.sums[:] = [_zeros(tuple(g.shape), _wide(g), "sum", _layout_for(g)) for g in grads]
 
 

@@ -94,10 +94,7 @@ def _check_arguments(objective: Any, unreached: str) -> None:
 
 
 def _show(
-    probe: Probe,
-    named: Named,
-    losses: Mapping[str, Any],
-    grads: dict[str, list[Tensor]],
+    probe: Probe, named: Named, losses: Mapping[str, Any], grads: dict[str, list[Tensor]]
 ) -> None:
     """Report losses and their gradients to a probe, which may replace the gradients."""
     path_of = context().path_of

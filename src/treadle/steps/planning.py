@@ -189,11 +189,7 @@ class Pace:
 
 
 def window_size(
-    most: int,
-    progress: Progress,
-    events: Iterable[When],
-    last_step: int | None,
-    examples: int,
+    most: int, progress: Progress, events: Iterable[When], last_step: int | None, examples: int
 ) -> int:
     """Return the number of steps of the next window.
 

@@ -68,11 +68,7 @@ def resumed_equals_uninterrupted(
 
 
 def make(
-    make_task: list[str],
-    make_source: list[str] | None,
-    backend: str,
-    precision: str,
-    seed: int,
+    make_task: list[str], make_source: list[str] | None, backend: str, precision: str, seed: int
 ) -> "Subject":
     """Create a task and its data in another process; see `Maker`."""
     setup(seed=seed, precision=precision, backend=backend)

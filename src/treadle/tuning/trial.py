@@ -167,11 +167,7 @@ def _trained(order: Order, subject: TrialTask, report: Report) -> tuple[str, flo
     configuration = {**(subject.configuration or {}), **lasts}
     hooks = [*subject.made.hooks(), reporting]
     loop = Loop(
-        subject.made.task,
-        order.directory,
-        hooks=hooks,
-        configuration=configuration,
-        console=False,
+        subject.made.task, order.directory, hooks=hooks, configuration=configuration, console=False
     )
     with loop:
         history = loop.fit(train, validation, **lasts)

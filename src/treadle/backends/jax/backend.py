@@ -32,13 +32,7 @@ from . import layouts
 from .calls import JitCaller
 from .control_flow import JaxControlFlow
 from .layouts import active_layouts, adopt, layout_of, standard, standard_leaves
-from .patches import (
-    INTERNALS,
-    free_layouts,
-    get_opaque_trace_state,
-    jaxpr_as_fun,
-    keras_random,
-)
+from .patches import INTERNALS, free_layouts, get_opaque_trace_state, jaxpr_as_fun, keras_random
 from .pure import Pure, Split, stateful
 from .windows import JaxExecutor, primitives
 

@@ -10,6 +10,7 @@ layouts: each device holds all of them (`DataParallel`), or parts (`ModelParalle
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -23,11 +24,14 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from ...core import structures
 from ...core.float64 import CONVERTED, is_on
+from ...core.internals import wrapped
 from ...core.split_arrays import Grid, OwnParts, Readable, region_of
 from ...errors import ConfigurationError, DataError, listed
 from ..base import RefusedDistribution
+from ..step_context import context
 from ..types import Tensor, Variable
 from ..window import Rows, own_rows
+from .patches import INTERNALS
 
 VIRTUAL_DEVICES: Final = "--xla_force_host_platform_device_count"
 _SET: Final = (
@@ -89,6 +93,20 @@ class Layouts:
     def split(self, batch: Sequence[Any]) -> list[Any]:
         """Split the arrays of a batch among the devices inside a trace."""
         return [jax.lax.with_sharding_constraint(x, self.of_batch(x)) for x in batch]
+
+    def splitting_draws(self) -> AbstractContextManager[None]:
+        """Return a context in which a trace splits random numbers as the batch is split.
+
+        Otherwise each device would draw all of them, and compute whatever depends on no other array
+        of the batch, such as the images that a generator makes from noise.
+        """
+
+        def split(original: Any, *args: Any, **kwargs: Any) -> Any:
+            x, examples = original(*args, **kwargs), context().examples
+            is_batch = x.ndim > 0 and examples % self._parts == x.shape[0] % examples == 0
+            return self.split([x])[0] if is_batch else x
+
+        return wrapped({INTERNALS[name]: split for name in INTERNALS if "random_" in name})
 
 
 @cache

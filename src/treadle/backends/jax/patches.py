@@ -31,6 +31,15 @@ INTERNALS: dict[str, Internal] = {
         ("(jaxpr, used_outputs, instantiate=False)",),
         lost="indices and labels out of range are not checked",
     ),
+    **{
+        f"random_{name}": Internal(
+            (f"jax.random:{name}",),
+            "patched: devices divide the random numbers of a batch, and what depends on them",
+            loses="speed",
+            lost="each of several devices draws all numbers of a batch",
+        )
+        for name in ("bernoulli", "normal", "randint", "truncated_normal", "uniform")
+    },
     "jaxpr_as_fun": Internal(
         ("jax.extend.core:jaxpr_as_fun",),
         "a step is traced once, and its jaxpr, or a part of it, is run in every program",
@@ -43,7 +52,7 @@ ATTRIBUTES: dict[str, Attributes] = {
         ("_layout",),
         "keras.src.backend",
         "the layout on several devices with which a variable was created",
-    ),
+    )
 }
 
 get_opaque_trace_state: Any = partial(

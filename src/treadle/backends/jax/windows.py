@@ -4,6 +4,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from operator import itemgetter
 from typing import Any, Final
 
@@ -222,7 +223,10 @@ class JaxExecutor:
     def _step(self, window: Window) -> "_PureStep":
         """Return the step, which is traced once."""
         if self._traced is None:
-            self._traced = _PureStep(self._program, self._deferred.state(), window.batch(0))
+            divided = nullcontext() if self._layouts is None else self._layouts.splitting_draws()
+            with divided:
+                state = self._deferred.state()
+                self._traced = _PureStep(self._program, state, window.batch(0))
             if self._traced.calls_python:  # it may raise an error, after which the state remains
                 self._donates, self.whole = False, True
         return self._traced

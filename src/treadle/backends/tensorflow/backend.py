@@ -28,13 +28,7 @@ from ..types import Losses, Tensor, Variable, unweighted
 from .calls import GraphCaller
 from .control_flow import TensorFlowControlFlow
 from .effects import dry_run
-from .patches import (
-    AutoTrackable,
-    FuncGraph,
-    true_moments,
-    values_read,
-    wide_floats,
-)
+from .patches import AutoTrackable, FuncGraph, true_moments, values_read, wide_floats
 from .profile import spans
 from .stateful_draws import step_functions
 from .windows import GRAPH, TensorFlowExecutor, array, device, placed, tensors

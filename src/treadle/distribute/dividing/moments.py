@@ -52,14 +52,36 @@ def masked_moments(original: Call, layer: Any, inputs: Any, mask: Any) -> Any:
         return original(layer, inputs, mask)
     chosen = ops.broadcast_to(ops.expand_dims(ops.cast(mask, "bool"), -1), inputs.shape)
     weights = ops.cast(chosen, inputs.dtype)
-    zero = ops.zeros_like(inputs)
-    sums = [ops.sum(ops.where(chosen, inputs, zero), axes), ops.sum(weights, axes)]
-    both = mine.sum(ops.stack(sums))
-    total, number = both[0], both[1] + keras.config.epsilon()
-    mean = total / number
-    shape = [1 if axis in axes else size for axis, size in enumerate(inputs.shape)]
-    squares = ops.square(ops.where(chosen, inputs - ops.reshape(mean, shape), zero))
-    return mean, mine.sum(ops.sum(squares, axes)) / number
+    number, zero = ops.sum(weights, axes, keepdims=True), ops.zeros_like(inputs)
+    own = ops.maximum(number, 1.0)
+    mean = ops.sum(ops.where(chosen, inputs, zero), axes, keepdims=True) / own
+    distances = ops.where(chosen, inputs - mean, zero)
+    squares = ops.sum(ops.square(distances), axes, keepdims=True) / own
+    found = combined(number, mean, squares, mine, keras.config.epsilon())
+    return ops.squeeze(found[0], tuple(axes)), ops.squeeze(found[1], tuple(axes))
+
+
+def combined(
+    number: Any, mean: Any, variance: Any, mine: OwnRows, epsilon: float = 0.0
+) -> tuple[Any, Any]:
+    """Return the mean and the variance of all processes from those of each, with one message.
+
+    They are combined in float64: differences of squares would lose digits in float32.
+
+    Args:
+        number: The number of values of this process, or of its rows.
+        mean: Their mean.
+        variance: Their variance.
+        mine: The rows of this process.
+        epsilon: What is added to the number of all values.
+    """
+    n, m, v = (ops.cast(x, "float64") for x in (number, mean, variance))
+    sums = mine.sum(ops.stack([n, n * m, n * (v + ops.square(m))]))
+    together = sums[0] + epsilon
+    center = sums[1] / together
+    squares = sums[2] - 2 * center * sums[1] + ops.square(center) * sums[0]
+    spread = ops.maximum(squares / together, 0.0)  # rounding may leave a negative one
+    return ops.cast(center, mean.dtype), ops.cast(spread, mean.dtype)
 
 
 def rows_with_moments(x: Any, axes: Sequence[int]) -> OwnRows | None:
@@ -74,11 +96,3 @@ def rows_with_moments(x: Any, axes: Sequence[int]) -> OwnRows | None:
         return None
     whole = mine.whole_shape(MOMENTS, shape)
     return None if whole is None else mine
-
-
-def number_of(x: Any, axes: Sequence[int], mine: OwnRows) -> float:
-    """Return over how many numbers of the whole batch each moment is computed."""
-    number = 1
-    for axis in axes:
-        number *= x.shape[axis]
-    return number * mine.examples / mine.count

@@ -17,7 +17,7 @@ from ...backends.tensorflow.xla_draws import is_philox
 from ...core.internals import Internal
 from ...core.keras_internals import INTERNALS as KERAS_INTERNALS
 from ...errors import StepError
-from ..dividing.moments import Call, masked_moments, moments_with, number_of
+from ..dividing.moments import Call, combined, masked_moments, moments_with
 from ..dividing.rows import DRAW, OwnRows, applied, rows, seen
 
 
@@ -107,14 +107,14 @@ def refused(original: Call, **kwargs: Any) -> Any:
 
 
 def _moments(x: Any, axes: list[int], mine: OwnRows) -> tuple[Any, Any]:
-    """Return the mean and the variance of the rows of all processes.
+    """Return the mean and the variance of the rows of all processes, with one message.
 
-    The variance is a mean of squared distances from the mean, as `tf.nn.moments` computes it, which
-    needs a second message: a difference of means would lose the digits that they have in common.
+    The variance of these rows is a mean of squared distances from their mean, as `tf.nn.moments`
+    computes it: a difference of squares would lose digits of float32.
     """
-    number = number_of(x, axes, mine)
-    mean = mine.sum(ops.sum(x, axes, keepdims=True)) / number
-    return mean, mine.sum(ops.sum(ops.square(x - mean), axes, keepdims=True)) / number
+    mean = ops.mean(x, axes, keepdims=True)
+    squares = ops.mean(ops.square(x - mean), axes, keepdims=True)
+    return combined(ops.full_like(mean, mine.count), mean, squares, mine)
 
 
 DRAWS: Final[Mapping[str, Call]] = {

@@ -16,7 +16,7 @@ from ...backends.torch.capture.nodes import Kind, aten, is_operator
 from ...backends.torch.patches import TorchDispatchMode
 from ...core.keras_internals import INTERNALS as KERAS_INTERNALS
 from ...errors import StepError
-from ..dividing.moments import masked_moments, moments_with, number_of
+from ..dividing.moments import masked_moments, moments_with
 from ..dividing.rows import DRAW, OwnRows, applied, rows, seen
 
 # Draws whose number of random bits does not depend on their parameters, which may therefore be any
@@ -187,7 +187,8 @@ def _empty_like(x: Any, shape: tuple[int, ...]) -> Any:
 
 def _moments(x: Any, axes: list[int], mine: OwnRows) -> tuple[Any, Any]:
     sums = torch.stack([x.sum(axes, keepdim=True), x.square().sum(axes, keepdim=True)])
-    total = mine.sum(sums) / number_of(x, axes, mine)
+    number = math.prod(x.shape[axis] for axis in axes) * mine.examples / mine.count
+    total = mine.sum(sums) / number
     mean = total[0]
     return mean, total[1] - mean.square()
 

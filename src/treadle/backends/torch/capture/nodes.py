@@ -10,11 +10,7 @@ import torch
 aten: Any = torch.ops.aten
 # These change their statistics in place, although their schemas do not declare it.
 BATCH_NORMS = frozenset(
-    {
-        aten.native_batch_norm.default,
-        aten.cudnn_batch_norm.default,
-        aten.miopen_batch_norm.default,
-    }
+    {aten.native_batch_norm.default, aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default}
 )
 _OPERATOR = type(aten.add.Tensor)
 

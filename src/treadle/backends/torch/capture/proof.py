@@ -16,13 +16,7 @@ from .passes import has_poolings, simplified
 from .recording import recording
 from .rounding import COMPILED, SUMMED
 from .tape import Tape
-from .trials import (
-    Around,
-    Trials,
-    step_number,
-    tensors_of,
-    undone,
-)
+from .trials import Around, Trials, step_number, tensors_of, undone
 
 Made = TypeVar("Made")
 
@@ -86,10 +80,7 @@ class Prover:
         return plain if trials.difference(relaid, batches, SUMMED) else relaid
 
     def _recorded(
-        self,
-        batch: Any,
-        rolled: bool,
-        make: Callable[[Tape, list[Ref], list[list[str]]], Made],
+        self, batch: Any, rolled: bool, make: Callable[[Tape, list[Ref], list[list[str]]], Made]
     ) -> Made:
         """Record the step, and return what a function makes of the tape and its results.
 
