@@ -169,6 +169,22 @@ def noise(_: Path) -> Any:
     return found[0] / found[1]
 
 
+class DividedByHand(Noisy):
+    """Draws in `jax.shard_map`, as many numbers as the batch has rows."""
+
+    def train_step(self, batch: Any) -> Any:
+        mesh = keras.distribution.distribution().device_mesh.backend_mesh
+        rows = jax.sharding.PartitionSpec(mesh.axis_names[0])
+        drawn = lambda x: x + jax.random.normal(jax.random.key(0), (64, 1)).mean()  # noqa: E731
+        x = jax.shard_map(drawn, mesh=mesh, in_specs=rows, out_specs=rows)(batch[0])
+        return super().train_step((x, batch[1]))
+
+
+@check
+def divided_by_hand(_: Path) -> Any:
+    return bool(np.isfinite(trained(4, DividedByHand, (64, 64))["step losses"]).all())
+
+
 @check
 def streamed(_: Path) -> Any:
     return apart(data_on_device=False)

@@ -68,7 +68,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return lambda name, *checks: succeeded(of(*checks)[name])
 
 
-FIRST = ("reference", "draws", "noise")
+FIRST = ("reference", "draws", "noise", "divided-by-hand")
 RUNS = ("windows-of-any-size", "resumed", "seeds-made-before")
 MORE = (
     "fewer-rows-than-devices",
@@ -90,6 +90,11 @@ def test_each_of_four_devices_draws_a_quarter_of_the_numbers(found: Any) -> None
 @on_jax
 def test_each_of_four_devices_computes_a_quarter_of_what_depends_on_noise(found: Any) -> None:
     assert found("noise", *FIRST) <= 0.4  # all of them draw seeds and update the weights
+
+
+@on_jax
+def test_random_numbers_in_a_function_that_divides_devices_itself(found: Any) -> None:
+    assert found("divided-by-hand", *FIRST)
 
 
 @on_jax

@@ -103,8 +103,13 @@ class Layouts:
 
         def split(original: Any, *args: Any, **kwargs: Any) -> Any:
             x, examples = original(*args, **kwargs), context().examples
-            is_batch = x.ndim > 0 and examples % self._parts == x.shape[0] % examples == 0
-            return self.split([x])[0] if is_batch else x
+            if x.ndim == 0 or examples % self._parts or x.shape[0] % examples:
+                return x
+            try:
+                jax.lax.psum(1, self._axis or "")
+            except NameError:  # the usual case: in `jax.shard_map`, devices are divided already
+                return self.split([x])[0]
+            return x
 
         return wrapped({INTERNALS[name]: split for name in INTERNALS if "random_" in name})
 

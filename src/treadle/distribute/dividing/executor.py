@@ -1,6 +1,7 @@
 """Steps on several processes: each computes its rows of every batch, with the same results."""
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from ...backends.window import Following, Window
 from ...core import structures
 from ...core.options import Options
 from ...core.tracebacks import in_one_line
-from ...errors import StepError
+from ...errors import StepError, TreadleWarning
 from .agreement import (
     AT,
     check_batch,
@@ -156,6 +157,14 @@ class SharedExecutor:
         if self._rows is not None:
             return
         few = rows_to_compare(examples, self._processes.size)
+        if self._processes.rank == 0:
+            warnings.warn(
+                f"{name}: a process has too little memory for a batch of {examples} examples, so "
+                f"only the first {few} are compared with one process. A step that treats later "
+                "ones, or more of them, in another way is not found",
+                TreadleWarning,
+                stacklevel=2,
+            )
         compared = self._compared(first_rows(whole, examples, few), few, nullcontext())
         assert compared is not None  # otherwise the error that there is too little memory is raised
         self._rows = compared.for_batches_of(examples)
