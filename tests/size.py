@@ -7,13 +7,11 @@ of Treadle that are called in the main thread, the files that they are in, and t
 import argparse
 import ast
 import enum
-import io
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import tokenize
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -67,8 +65,9 @@ def of_source() -> dict[str, float]:
     texts = {path: path.read_text() for path in files}
     trees = {path: ast.parse(text) for path, text in texts.items()}
     lines = {path: text.count("\n") for path, text in texts.items()}
-    docstrings = sum(len(_docstring_lines(tree)) for tree in trees.values())
-    code = sum(len(_code_lines(texts[path], trees[path])) for path in files)
+    documented = {path: _docstring_lines(tree) for path, tree in trees.items()}
+    docstrings = sum(map(len, documented.values()))
+    code = sum(len(_code_lines(texts[path], documented[path])) for path in files)
     nodes = [node for tree in trees.values() for node in ast.walk(tree)]
     public = _literals(trees[SOURCE / "__init__.py"])
     doctor = [path for path in files if SOURCE / "doctor" in path.parents]
@@ -114,16 +113,10 @@ def _docstring_lines(tree: ast.Module) -> set[int]:
     }
 
 
-def _code_lines(text: str, tree: ast.Module) -> set[int]:
-    """Return the numbers of the lines without those of docstrings, comments and blank ones."""
-    without = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
-    found = {
-        number
-        for token in tokenize.generate_tokens(io.StringIO(text).readline)
-        if token.type not in without and token.type != tokenize.ENDMARKER
-        for number in range(token.start[0], token.end[0] + 1)
-    }
-    return found - _docstring_lines(tree)
+def _code_lines(text: str, docstrings: set[int]) -> set[int]:
+    """Return the numbers of the lines that are neither blank, nor comments, nor of docstrings."""
+    lines = enumerate(text.splitlines(), start=1)
+    return {number for number, line in lines if line.strip()[:1] not in ("", "#")} - docstrings
 
 
 def _names(tree: ast.Module) -> set[str]:

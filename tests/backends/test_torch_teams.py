@@ -92,7 +92,7 @@ def test_a_team_is_released_before_another_thread_computes(
     layers = keras.layers
     model = keras.Sequential([layers.Dense(16), layers.GlobalAveragePooling1D(), layers.Dense(1)])
     model.compile("sgd", "mse")
-    treadle.fit(model, Data(), epochs=3, hooks=[counts])
+    treadle.fit(model, Data(), epochs=2, hooks=[counts])
     assert any("treadle-window" in thread.name for thread in threading.enumerate())
     counts.count("trained")
     torch.ones(10**6).exp()

@@ -18,6 +18,8 @@ from typing import Any
 
 import keras
 import numpy as np
+
+sys.path.insert(1, str(Path(__file__).parents[2]))  # the tests' own modules, which checks use
 from process_checks import CHECKS, Results
 from process_mistakes import MESSAGES, message_of
 

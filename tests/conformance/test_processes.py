@@ -23,7 +23,6 @@ TENSORFLOW = BACKEND == "tensorflow"
 by_rows = pytest.mark.skipif(BACKEND == "jax", reason="JAX divides batches by itself")
 CLOSE = 1e-5
 ROUGH = {"mixed-bfloat16": 2e-2}
-ROOT = Path(__file__).parents[2]
 
 
 def run(size: int, *checks: str) -> dict[str, Any]:
@@ -34,7 +33,6 @@ def run(size: int, *checks: str) -> dict[str, Any]:
             **os.environ,
             **({} if BACKEND == "torch" else less_optimized()),  # compared within rounding
             "PYTHONWARNINGS": "ignore",
-            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         },
         capture_output=True,
         text=True,
@@ -167,7 +165,6 @@ ON_JAX = (
     *("reference", "short-batch-1", "streamed", "sharded"),
     "predicted",
 )
-TOGETHER = (*RESULTS, *FAILURES)
 REFUSED = ("add-loss", "for-each", "critic-steps")  # sums over examples, and parts of a batch
 OF_TENSORFLOW = ("poisson-draw", "concrete-function", "own-function")
 ON_TENSORFLOW = (
@@ -178,8 +175,8 @@ ON_TENSORFLOW = (
 """TensorFlow has the rules of PyTorch: an example of each, as every check compiles two programs."""
 
 
-OFTEN = ("reference", "crowded", "gathered", "sharded", "metric-results", "coupled-examples")
-"""Of these, the default run on PyTorch makes those that `tests/selection` does not leave out."""
+OFTEN = ("reference", "crowded", "coupled-examples")
+"""The default run on PyTorch makes these: `tests/selection/kept.txt` names them too."""
 
 
 def of_backend(names: Iterable[str]) -> list[str]:
@@ -196,9 +193,10 @@ def marked(names: Iterable[str]) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def together(pytestconfig: pytest.Config) -> list[str]:
-    """The checks that two processes run, one after another."""
-    return of_backend(TOGETHER if pytestconfig.option.all else OFTEN)
+def together(request: pytest.FixtureRequest) -> list[str]:
+    """The checks of all selected tests, which two processes run one after another."""
+    items: Any = [x for x in request.session.items if x.path == request.path]
+    return [x.callspec.params["name"] for x in items if "together" in x.fixturenames]
 
 
 @by_rows

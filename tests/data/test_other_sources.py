@@ -139,20 +139,28 @@ def check(first, second, ending, options=None):
     assert last.values == {"value": 101.5}
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [*((kind, "list") for kind in KINDS), *(("list", kind) for kind in KINDS if kind != "list")],
-)
+PAIRS = [(kind, "list") for kind in KINDS] + [("list", kind) for kind in KINDS if kind != "list"]
+
+
+def with_endings(chosen):
+    """Return parameters: each choice with each ending, of which one in three runs by default."""
+    return [
+        pytest.param(*one, ending, marks=pytest.mark.long if (i + j) % 3 else ())
+        for i, one in enumerate(chosen)
+        for j, ending in enumerate(ENDINGS)
+    ]
+
+
+@pytest.mark.parametrize(("first", "second", "ending"), with_endings(PAIRS))
 def test_another_source_begins_at_its_first_batch(first, second, ending):
-    check(first, second, ending, treadle.Options(execution="eager"))
+    check(first, second, ending, EAGER)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize(("first", "second"), FURTHER)
 def test_each_source_after_each_other_one(first, second, ending):
-    check(first, second, ending, treadle.Options(execution="eager"))
+    check(first, second, ending, EAGER)
 
 
 @EXECUTIONS
@@ -160,11 +168,12 @@ def test_another_source_in_compiled_and_eager_steps(execution):
     check("arrays", "list", "steps", treadle.Options(execution=execution))
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "stream"])
+@pytest.mark.parametrize(
+    ("kind", "ending"), with_endings([(kind,) for kind in KINDS if kind != "stream"])
+)
 def test_the_same_source_continues(kind, ending):
     call, hooks = ENDINGS[ending]
-    loop = treadle.Loop(Values(), hooks=hooks, console=False)
+    loop = treadle.Loop(Values(), hooks=hooks, options=EAGER, console=False)
     source = KINDS[kind](0, 4)
     call(loop, source)
     loop.fit(source, epochs=1)
@@ -303,7 +312,7 @@ RETURNED = [(kind, "list") for kind in KINDS if kind not in ("list", "stream", "
 
 @pytest.mark.parametrize(("first", "second"), [*RETURNED, ("list", "arrays")])
 def test_a_source_that_returns_in_a_body_continues(first, second):
-    loop = treadle.Loop(Values(), console=False)
+    loop = treadle.Loop(Values(), options=EAGER, console=False)
     returning(loop, KINDS[first](0, 6), KINDS[second](100, 4))
     assert loop.history.steps("value").tolist() == RETURNING + AGAIN.get(first, RETURNING)
     kinds = [record.kind for record in loop.history.records if record.kind != "log"]
@@ -429,7 +438,7 @@ RETRIED = {
 
 @pytest.mark.parametrize("kind", RETRIED)
 def test_a_source_is_read_again_after_its_error(kind):
-    loop, source = treadle.Loop(Values(), console=False), RETRIED[kind]()
+    loop, source = treadle.Loop(Values(), options=EAGER, console=False), RETRIED[kind]()
     with pytest.raises(OSError, match="connection lost"):
         loop.fit(source, epochs=1)
     loop.fit(source, epochs=1)
@@ -520,8 +529,13 @@ def failing_hook(loop):
         raise OSError("disk full")
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "stream"])
-@pytest.mark.parametrize("where", ["hook", "validation", "body"])
+PLACES = ("hook", "validation", "body")
+
+
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    [(kind, PLACES[i % 3]) for i, kind in enumerate(kind for kind in KINDS if kind != "stream")],
+)
 def test_an_error_elsewhere_leaves_the_source_readable(kind, where):
     class Failing(Values):
         def eval_step(self, batch):
@@ -530,7 +544,7 @@ def test_an_error_elsewhere_leaves_the_source_readable(kind, where):
     task = Failing() if where == "validation" else Values()
     hooks = [treadle.every("1 step", failing_hook)] if where == "hook" else []
     source = KINDS[kind](0, 4)
-    loop = treadle.Loop(task, hooks=hooks, console=False)
+    loop = treadle.Loop(task, hooks=hooks, options=EAGER, console=False)
     with pytest.raises(OSError, match="disk full"):
         if where == "body":
             for _ in loop.steps(source):

@@ -9,9 +9,10 @@ tests, and in what the processes start themselves:
 The executable is a real process, which passes its arguments, environment, working directory and
 standard streams to a server, forwards signals to the forked process, and ends as that does: with
 the same exit code, or by the same signal. If it is killed, the forked process is killed as well.
-There is one server for each set of interpreter options and of environment variables that a library
-reads when it is imported. The first process starts it, and it ends when no process has come for a
-while.
+There is one server for each set of interpreter options (each process filters warnings for itself)
+and of environment variables that a library reads when it is imported. It imports Keras, and the
+modules that the variable FORKED_IMPORTS names. The first process starts it, and it ends when no
+process has come for a while.
 
 Tests of the import itself (the choice of the backend, the time until the first output, what is not
 imported) use `sys.executable`, and so do tests on an accelerator, which a fork cannot use.

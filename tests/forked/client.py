@@ -12,11 +12,12 @@ import sys
 import time
 from contextlib import suppress
 
-# A library reads these when it is imported, or the interpreter when it starts.
+# A library reads these when it is imported, or the interpreter when it starts. The forked process
+# itself sets filters of warnings.
 EARLY = (
     *("PYTHON", "KERAS_", "TF_", "JAX_", "XLA_", "TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "CUDA_"),
     *("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "VECLIB_", "NUMEXPR_", "MALLOC_"),
-    *("LD_", "LC_", "LANG", "HOME", "TREADLE_COMPILE_CACHE"),
+    *("LD_", "LC_", "LANG", "HOME", "TREADLE_COMPILE_CACHE", "FORKED_IMPORTS"),
 )
 PATIENCE = 600.0  # seconds until a server has imported Keras: this only ends what hangs
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
@@ -32,9 +33,28 @@ def parsed(words: list[str]) -> tuple[list[str], list[str]]:
     return words[:place], words[place:]
 
 
+def warning_options(options: list[str]) -> tuple[list[str], list[str]]:
+    """Divide the interpreter's options into those for warnings, in its order, and the others."""
+    variable = os.environ.get("PYTHONWARNINGS", "")
+    found, others = [text for text in variable.split(",") if text], list[str]()
+    place = 0
+    while place < len(options):
+        if options[place] == "-W":
+            place += 1
+            found.append(options[place])
+        else:
+            others.append(options[place])
+        place += 1
+    return list(dict.fromkeys(found)), others  # as the interpreter, which ignores repeated ones
+
+
 def connect(folder: str, executable: str, options: list[str]) -> socket.socket:
     """Connect to the server for these options and this environment; start it if there is none."""
-    early = sorted(item for item in os.environ.items() if item[0].startswith(EARLY))
+    early = sorted(
+        (name, value)
+        for name, value in os.environ.items()
+        if name.startswith(EARLY) and name != "PYTHONWARNINGS"
+    )
     key = hashlib.sha256(json.dumps([options, early]).encode()).hexdigest()[:16]
     address = os.path.join(folder, key)
     with open(f"{address}.lock", "w") as lock:
@@ -82,10 +102,12 @@ def main(folder: str, executable: str) -> None:
     for number in FORWARDED:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, lambda number, _: waiting.append(number))
+    warnings, options = warning_options(options)
     connection = connect(folder, executable, options)
     _open_streams()
     request = {
         "program": program,
+        "warnings": warnings,
         "directory": os.getcwd(),
         "environment": dict(os.environ),
         "umask": _umask(),

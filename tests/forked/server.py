@@ -6,6 +6,7 @@ the interpreter's own end: exit codes, tracebacks, `atexit` and threads are the 
 
 import fcntl
 import gc
+import importlib
 import importlib.machinery
 import io
 import json
@@ -19,17 +20,24 @@ import sys
 import threading
 import time
 import types
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-IDLE_SECONDS = 60.0  # after which a server ends: each holds 250 to 700 MiB
+IDLE_SECONDS = 120.0  # after which a server ends: each holds 250 to 700 MiB
 LOOKS_EVERY = 2.0  # seconds, for whether the tests have ended
+
+
+DEFAULTS = [*warnings.filters]  # of an interpreter without options
 
 
 def load() -> None:
     """Import what programs import, and compute nothing: no thread and no device may be in use."""
     import keras  # noqa: F401
+
+    for name in os.environ.get("FORKED_IMPORTS", "").split():
+        importlib.import_module(name)
 
     import treadle
 
@@ -161,6 +169,7 @@ def become(request: dict[str, Any], executable: str) -> list[str]:
     os.umask(request["umask"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    filter_warnings(request["warnings"])
     at_once = bool(os.environ.get("PYTHONUNBUFFERED"))
     sys.stdin = sys.__stdin__ = open(0, encoding=sys.stdin.encoding, closefd=False)  # noqa: SIM115
     sys.stdout = sys.__stdout__ = _writer(1, sys.stdout, at_once)
@@ -170,6 +179,16 @@ def become(request: dict[str, Any], executable: str) -> list[str]:
     sys.executable = executable
     sys.orig_argv = [executable, *request["program"]]
     return request["program"]
+
+
+def filter_warnings(options: list[str]) -> None:
+    """Filter warnings as an interpreter with these options does; keep the filters of libraries."""
+    added = [each for each in warnings.filters if each not in DEFAULTS]
+    warnings.resetwarnings()
+    warnings.filters.extend(DEFAULTS)
+    warnings._processoptions(options)  # type: ignore[attr-defined]
+    warnings.filters[:0] = added
+    sys.warnoptions[:] = options
 
 
 def _writer(number: int, before: Any, at_once: bool) -> io.TextIOWrapper:

@@ -195,6 +195,8 @@ def process(command: list[str], folder: Path, backend: str) -> str:
         "PATH": os.pathsep.join([str(Path(python()).parent), os.environ["PATH"]]),
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "OMP_NUM_THREADS": "1",  # PyTorch's threads wait for one another on busy cores
+        # Keras imports it where a page saves a model or sets a seed, in 5 processor seconds.
+        "FORKED_IMPORTS": "tensorflow",
         **less_optimized(),  # pages run few steps: compiling them took most of the time
     }
     done = subprocess.run(

@@ -93,6 +93,26 @@ def test_a_program_behaves_the_same(folder: Path, arguments: tuple[str, ...]) ->
     assert outcome(python(), folder, *arguments) == expected
 
 
+def test_warnings_are_filtered_by_the_options_of_each_process(
+    monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    code = """
+import warnings
+for kind in (UserWarning, DeprecationWarning):
+    try:
+        warnings.warn("planted", kind, stacklevel=1)
+        warnings.warn("of numpy", kind, stacklevel=1)
+    except Warning as error:
+        print("raised", type(error).__name__, error)
+"""
+    for variable in ("", "ignore::UserWarning", "error,ignore:planted"):
+        monkeypatch.setenv("PYTHONWARNINGS", variable)
+        for options in ([], ["-W", "error"], ["-W", "always", "-W", "error:of numpy:UserWarning"]):
+            arguments = (*options, "-c", code)
+            expected = outcome(sys.executable, folder, *arguments)
+            assert outcome(python(), folder, *arguments) == expected, (variable, options)
+
+
 def test_keras_is_there_and_random_numbers_are_fresh(folder: Path) -> None:
     code = "import sys; print('keras' in sys.modules); import numpy; print(numpy.random.rand())"
     (code1, first, _), (code2, second, _) = (outcome(python(), folder, "-c", code) for _ in "ab")

@@ -24,9 +24,9 @@ def test_no_count_of_the_source_is_above_its_limit():
 def test_lines_of_code_are_counted_without_docstrings_comments_and_blank_lines():
     text = '"""Text.\n\nMore.\n"""\n\nx = 1  # why\n# a comment\n\n'
     text += 'def f():\n    """Text."""\n    return (\n        x\n    )\n'
-    tree = ast.parse(text)
-    assert size._code_lines(text, tree) == {6, 9, 11, 12, 13}
-    assert size._docstring_lines(tree) == {1, 2, 3, 4, 10}
+    docstrings = size._docstring_lines(ast.parse(text))
+    assert docstrings == {1, 2, 3, 4, 10}
+    assert size._code_lines(text, docstrings) == {6, 9, 11, 12, 13}
 
 
 def test_members_are_public_methods_and_attributes():

@@ -226,6 +226,7 @@ def test_signals_end_a_process_with_their_exit_code(
 # The directory
 
 
+@pytest.mark.long
 def test_a_second_process_exits_and_names_the_first_whose_lock_ends_with_it(
     forks: Forks, tmp_path: Path
 ) -> None:

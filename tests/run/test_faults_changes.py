@@ -81,7 +81,7 @@ def test_random_numbers_drawn_by_the_user_are_restored(tmp_path: Path) -> None:
     def noisy() -> Noisy:
         return Noisy(batches())
 
-    copies = Copies(tmp_path / "run", "step 16", "step 25", "step 40")
+    copies = Copies(tmp_path / "run", "step 16", "step 40")  # in each of the two calls
     loop = run(tmp_path / "run", train=noisy(), at=copies.at)
     whole, drawn = outcome(loop), loop.history["numpy"]
     assert len(set(drawn)) == len(drawn) == drill.STEPS // 4
