@@ -25,7 +25,6 @@ from tests.run.test_directory import test_a_finished_run_is_reported_and_has_its
 from tests.run.test_faults import (
     forks,
     test_a_run_killed_often_within_one_epoch_ends_as_if_it_had_not_been,
-    test_a_run_may_end_between_two_calls,
     whole,
 )
 from tests.run.test_faults_changes import (

@@ -13,7 +13,6 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from executions import some
 from keras_versions import needs_keras
 
 import treadle
@@ -107,6 +106,10 @@ CASES: dict[str, Case] = {
     "own": lambda d: [Doubling(), kinds.CSVLogger(f"{d}/log.csv")],
     "list": lambda d: [kinds.CallbackList([Doubling(), kinds.EarlyStopping("loss", patience=1)])],
 }
+DEFAULT = (
+    *("csv", "early-stopping-arguments", "plateau"),
+    *("checkpoint-best", "checkpoint-weights", "swap-stopped", "progress"),
+)
 OTHERWISE = {
     "Callback": "the base class",
     "BackupAndRestore": "refused; see test_objects_that_are_no_callbacks_are_refused",
@@ -200,7 +203,9 @@ def _shape(table: str) -> list[Any]:
     return [lines[0], len(lines)]
 
 
-@pytest.mark.parametrize("case", some(CASES))
+@pytest.mark.parametrize(
+    "case", [x if x in DEFAULT else pytest.param(x, marks=pytest.mark.long) for x in CASES]
+)
 def test_as_under_fit(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found: list[Any] = []
     for name, train in (("fit", under_fit), ("treadle", under_treadle)):

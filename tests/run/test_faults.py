@@ -121,13 +121,6 @@ def test_a_run_killed_anywhere_resumes_to_the_same_end(tmp_path: Path) -> None:
         assert outcome(run(copy)) == whole, moment
 
 
-@pytest.mark.long
-def test_a_run_may_end_between_two_calls(tmp_path: Path) -> None:
-    copies = Copies(tmp_path / "run", "start 39")
-    whole = outcome(run(tmp_path / "run", at=copies.at))
-    assert outcome(run(copies.taken["start 39"])) == whole
-
-
 def test_a_finished_run_does_nothing_when_it_is_run_again(tmp_path: Path) -> None:
     moments: list[str] = []
     whole = outcome(run(tmp_path / "run"))

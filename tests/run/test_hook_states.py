@@ -16,6 +16,7 @@ from treadle.hooks import BestWeights, Checkpoint, EarlyStopping, KerasCallbacks
 # Each falls and rises at other epochs, so that states that were exchanged are seen.
 VALUES = {"error": [1, 5, 6, 7, 8, 9, 9, 9], "loss": [9, 8, 7, 6, 5, 4, 5, 6]}
 EPOCHS = 8
+OPTIONS = treadle.Options(execution="eager")  # compiling would take most of the time here
 
 
 class Drift(treadle.Task):
@@ -47,7 +48,7 @@ def run(directory: Path, *hooks: Any, until: int = EPOCHS, **how: Any) -> treadl
     given = [*hooks, Checkpoint(every="1 epoch")]
     if until < EPOCHS:
         given.append(treadle.at(f"{until} steps", dies))
-    loop = treadle.Loop(Drift(), directory, hooks=given, console=False, **how)
+    loop = treadle.Loop(Drift(), directory, given, OPTIONS, console=False, **how)
     with suppress(Dies), loop:
         loop.fit([np.zeros(1)], epochs=EPOCHS)
     return loop

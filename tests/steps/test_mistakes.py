@@ -78,18 +78,6 @@ def test_containers_that_hooks_fill_are_constants() -> None:
     assert history["note"] == ["recompiled because seen changed from a list of 0 to a list of 1"]
 
 
-def test_a_replaced_optimizer_is_reported_with_both_classes() -> None:
-    def replaced(loop: Any) -> None:
-        loop.task.optimizer = keras.optimizers.SGD(0.1)
-
-    task = Does(lambda task, batch, loss: None)
-    task.optimizer = keras.optimizers.Adam()
-    hooks = [treadle.at("2 steps", replaced)]
-    with treadle.Loop(task, hooks=hooks, console=False) as loop:
-        history = loop.fit(source(), epochs=1)
-    assert "optimizer changed from one Adam to one SGD" in history["note"][0]
-
-
 @pytest.mark.parametrize(
     ("draw", "which"),
     [
