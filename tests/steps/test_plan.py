@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from treadle import Options
-from treadle.backends.plans import XLA, Facts, Plan
+from treadle.backends.plans import XLA, Facts
 from treadle.backends.window import Rows, Window, capacity, padded
 from treadle.errors import StepError
 from treadle.steps.planning import Pace, candidates, choose, places
@@ -150,8 +150,3 @@ def test_a_window_of_rows_is_gathered_when_a_batch_is_read() -> None:
     assert first.repeated(3).batches["x"].tolist() == [[10, 30]] * 3
     assert first.streamed().repeated(2).batches["x"].tolist() == [[10, 30]] * 2
     assert rows.nbytes == x.nbytes + y.nbytes
-
-
-def test_a_plan_is_one_line() -> None:
-    assert str(Plan(XLA, True, 64)) == "windows of up to 64, XLA"
-    assert str(Plan("", False, 16, "why")) == "eager (why)"
