@@ -29,8 +29,8 @@ LONG = 60
 # Budgets: about 3 % above what was counted when a limit was set, so that changes can be merged that
 # add a function each. A change that exceeds one says why; one that lowers a count lowers its limit.
 LIMITS = {
-    "lines": 71_730,
-    "lines of code": 44_520,
+    "lines": 71_740,
+    "lines of code": 44_530,
     "files": 370,
     "files outside distribute/ that use a group of processes": 10,
     "names in treadle": 41,

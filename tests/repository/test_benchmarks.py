@@ -445,16 +445,22 @@ def test_what_a_program_of_xla_sends_is_read_from_its_text() -> None:
     line = "%all-reduce.1 = (f32[3,4]{1,0}, /*index=1*/bf16[5]{0}, f32[]) all-reduce(%a, %b, %c), x"
     assert messages._bytes_of(line) == 4 * 12 + 2 * 5 + 4
     assert messages._bytes_of("%g = f32[3,4]{1,0} get-tuple-element(%all-reduce.1), index=0") == 0
-    assert messages._bytes_of("%p = s32[8]{0} all-gather-start(%x), dimensions={0}") == 32
+    assert messages._bytes_of("%p = s32[8]{0} all-gather(%x), dimensions={0}") == 32
 
 
 def test_the_time_of_messages_and_what_hides_it() -> None:
     network = messages.Network("", latency=1e-3, bandwidth=1e6)
-    assert network.seconds(3, 4e6, 2) == pytest.approx(3 * 2 * 1e-3 + 4)
-    assert network.seconds(1, 1e6, 1024) == pytest.approx(20e-3 + 2 * 1023 / 1024)
-    one = messages.Counted(1, 90e6, 0, 9.0, 90e6, 1, 0)
-    assert one.exposed(network, 2) == pytest.approx(90.002)
-    # Of DDP, the last bucket, or what is longer than the backward pass.
-    assert one.exposed_of_ddp(network, 2) == pytest.approx(90 + 5 * 2e-3 - 6)
-    slow = replace(one, seconds=1e3)
-    assert slow.exposed_of_ddp(network, 2) == pytest.approx(25 * 2**20 / 1e6 + 2e-3)
+    assert network.seconds(1e3, 4) == pytest.approx(2 * (1e-3 + 1e-3))
+    assert network.seconds(4e6, 1024) == pytest.approx(20e-3 + 2 * 1023 / 1024 * 4)
+    one = messages.Counted(([8, 4], [8, 5]), 9.0, [[4, 8]], 0)
+    assert one.growth() == (10, 1)
+    expected = network.seconds(8, 8) + network.seconds(4 + 6, 8)
+    assert one.exposed(network, 8) == pytest.approx(expected)
+    # PyTorch's `_compute_bucket_assignment_by_size` gives these for the reversed weights.
+    sizes = [*[4 * 1024**2, 4096] * 3, 40_960, 40]
+    assert messages.buckets(sizes) == [4_239_400, 8_396_800]
+    large = messages.Counted(([0], [0]), 9.0, [[20 * 2**20] * 3], 0)
+    spent = [network.seconds(each * 2**20, 2) for each in (20, 40)]
+    assert large.exposed_of_ddp(network, 2) == pytest.approx(sum(spent) - 6)
+    slow = replace(large, seconds=1e3)
+    assert slow.exposed_of_ddp(network, 2) == pytest.approx(spent[-1])

@@ -98,20 +98,24 @@ class Layouts:
         """Return a context in which a trace splits random numbers as the batch is split.
 
         Otherwise each device would draw all of them, and compute whatever depends on no other array
-        of the batch, such as the images that a generator makes from noise.
+        of the batch, such as the images that a generator makes from noise. Numbers of weights with
+        as many rows as the batch are split too, which costs messages.
         """
 
         def split(original: Any, *args: Any, **kwargs: Any) -> Any:
             x, examples = original(*args, **kwargs), context().examples
-            if x.ndim == 0 or examples % self._parts or x.shape[0] % examples:
+            # In `jax.shard_map`, devices are divided already.
+            mesh = getattr(jax.sharding, "get_abstract_mesh", lambda: None)()
+            by_hand = getattr(mesh, "manual_axes", ())
+            if by_hand or x.ndim == 0 or x.shape[0] != examples or examples % self._parts:
                 return x
-            try:
-                jax.lax.psum(1, self._axis or "")
-            except NameError:  # the usual case: in `jax.shard_map`, devices are divided already
-                return self.split([x])[0]
-            return x
+            free = [PartitionSpec.UNCONSTRAINED] * (x.ndim - 1)
+            return jax.lax.with_sharding_constraint(
+                x, NamedSharding(self.mesh, PartitionSpec(self._axis, *free))
+            )
 
-        return wrapped({INTERNALS[name]: split for name in INTERNALS if "random_" in name})
+        names = [name for name in INTERNALS if name.startswith("random_") and self._parts > 1]
+        return wrapped({INTERNALS[name]: split for name in names})
 
 
 @cache

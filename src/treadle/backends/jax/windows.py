@@ -223,9 +223,8 @@ class JaxExecutor:
     def _step(self, window: Window) -> "_PureStep":
         """Return the step, which is traced once."""
         if self._traced is None:
-            divided = nullcontext() if self._layouts is None else self._layouts.splitting_draws()
-            with divided:
-                state = self._deferred.state()
+            state = self._deferred.state()
+            with nullcontext() if self._layouts is None else self._layouts.splitting_draws():
                 self._traced = _PureStep(self._program, state, window.batch(0))
             if self._traced.calls_python:  # it may raise an error, after which the state remains
                 self._donates, self.whole = False, True
