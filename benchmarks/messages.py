@@ -192,11 +192,11 @@ def _listed(values: list[float], form: str) -> str:
 
 
 def _sent(one: Counted) -> str:
+    few, more = one.sizes
+    if len(few) != len(more):  # XLA chooses others
+        return f"{len(few)}, {sum(few):,} with two; {len(more)}, {sum(more):,} with three"
     size, growing = one.growth()
-    numbers = sorted({len(sizes) for sizes in one.sizes})
-    if len(numbers) > 1:  # XLA chooses others
-        return f"{numbers[0]} to {numbers[1]}, {max(map(sum, one.sizes)):,} in three processes"
-    return f"{numbers[0]}, {size:,}{f' + {growing:,} N' if growing else ''}"
+    return f"{len(few)}, {size:,}{f' + {growing:,} N' if growing else ''}"
 
 
 def counted(backend: str) -> dict[str, Counted]:

@@ -22,6 +22,13 @@ def run(code: str) -> str:
     return done.stdout.strip()
 
 
+def test_importing_what_trains_raises_no_warning() -> None:
+    code = "import treadle; treadle.setup(backend='torch'); treadle.Loop; treadle.Supervised"
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def public_names() -> list[str]:
     """The names that `treadle/__init__.py` declares to type checkers."""
     source = Path(treadle.__file__).read_text()

@@ -182,6 +182,8 @@ class DividedByHand(Noisy):
 
 @check
 def divided_by_hand(_: Path) -> Any:
+    if not hasattr(jax, "shard_map"):  # before JAX 0.6
+        return True
     return bool(np.isfinite(trained(4, DividedByHand, (64, 64))["step losses"]).all())
 
 

@@ -160,8 +160,8 @@ class SharedExecutor:
         if self._processes.rank == 0:
             warnings.warn(
                 f"{name}: a process has too little memory for a batch of {examples} examples, so "
-                f"only the first {few} are compared with one process. A step that treats later "
-                "ones, or more of them, in another way is not found",
+                f"only the first {few} are compared with the results of one process. To compare "
+                "all examples of a batch, train once with a smaller batch size",
                 TreadleWarning,
                 stacklevel=2,
             )
