@@ -270,7 +270,7 @@ def opening(arguments: list[str]) -> None:
 
     import numpy as np
 
-    from treadle.checkpoint import Checkpoint, Checkpoints
+    from treadle.checkpoint import Checkpoints, SavedState
     from treadle.core.progress import Progress
 
     parser = parser_of("opening", opening.__doc__, 3)
@@ -288,7 +288,7 @@ def opening(arguments: list[str]) -> None:
 
     with TemporaryDirectory() as folder:
         checkpoints = Checkpoints(Path(folder))
-        checkpoints.save(Checkpoint(Progress(1), arrays))
+        checkpoints.save(SavedState(Progress(1), arrays))
         checkpoints.wait()
         (file,) = Path(folder).glob("*/*.safetensors")
         print("| checkpoint of 1.07 GB | processor seconds |\n| --- | --- |")

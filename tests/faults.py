@@ -12,7 +12,7 @@ import numpy as np
 
 from tests.waiting import WATCHDOG
 from treadle import checkpoint as files
-from treadle.checkpoint import Checkpoint
+from treadle.checkpoint import SavedState
 from treadle.core.folder import FileSystem, Folder
 from treadle.core.folder_operations import append, sync_file, sync_folder
 from treadle.core.progress import Progress
@@ -258,7 +258,7 @@ def checkpoint(step, fixed=True, **more):
     }
     if fixed:
         state["backbone/kernel"] = np.arange(20.0)
-    return Checkpoint(
+    return SavedState(
         Progress(step, step // 5, step % 5, 32 * step, 0.1 * step),
         state,
         frozenset(["backbone/kernel"]) if fixed else frozenset(),
@@ -270,7 +270,7 @@ def checkpoint(step, fixed=True, **more):
 
 def same(left, right):
     """Whether two values are equal in type and in every bit."""
-    if isinstance(left, Checkpoint):
+    if isinstance(left, SavedState):
         names = [field.name for field in fields(left) if field.compare]  # wherever they lie
         return all(same(getattr(left, name), getattr(right, name)) for name in names)
     if isinstance(left, np.ndarray):

@@ -9,7 +9,7 @@ import pickle
 import numpy as np
 
 from tests.faults import write
-from treadle.checkpoint import Checkpoint
+from treadle.checkpoint import SavedState
 from treadle.checkpoint.arrays import header
 from treadle.checkpoint.format import digest_line
 from treadle.core.progress import Progress
@@ -34,7 +34,7 @@ def forge(folder, edit=lambda record: None, arrays=None, raw=None):
     """Change the manifest's record, the bytes of the arrays, or the manifest's; hashes follow."""
     folder.mkdir(parents=True)
     state = {"a": np.zeros(4, np.float32), "b": np.ones(3)}
-    saved = Checkpoint(Progress(3), state, frozenset(["b"]), hooks={"h": {"c": np.ones(2)}})
+    saved = SavedState(Progress(3), state, frozenset(["b"]), hooks={"h": {"c": np.ones(2)}})
     folder = write(folder, saved)
     record = json.loads((folder / "manifest.json").read_bytes())
     if arrays is not None:

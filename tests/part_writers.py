@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tests.faults import Quick
-from treadle.checkpoint import Checkpoint, Checkpoints
+from treadle.checkpoint import Checkpoints, SavedState
 from treadle.checkpoint.format import temporary_name
 from treadle.core import processes
 from treadle.core.processes import ProcessGroup
@@ -43,7 +43,7 @@ def cut(array: Any, starts: Any, owners: Any, rank: int) -> OwnParts:
 
 def save_in_parts(
     folder: Path,
-    saved: Checkpoint,
+    saved: SavedState,
     cuts: Mapping[str, tuple[Any, Any]],
     monkeypatch: Any,
     size: int = 2,

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 from tests.faults import Quick, Refuses, checkpoint, read, same, write
 from tests.part_writers import save_in_parts
-from treadle.checkpoint import FORMAT, Checkpoint
+from treadle.checkpoint import FORMAT, SavedState
 from treadle.checkpoint.format import Name, digest_line
 from treadle.checkpoint.structure import DEEPEST, decode, encode, parse_json, to_json
 from treadle.core.progress import Progress
@@ -43,7 +43,7 @@ def golden():
         "backbone/kernel": np.array([[1.5, INF]]),
         "backbone/narrow": np.array([0.5, -1.0], ml_dtypes.float8_e4m3fn),
     }
-    return Checkpoint(
+    return SavedState(
         Progress(12, 2, 2, 384, 0.1),
         state,
         frozenset(["backbone/kernel", "backbone/narrow"]),
@@ -64,7 +64,7 @@ def test_a_checkpoint_is_read_as_it_was_written(tmp_path):
 
 
 def test_a_checkpoint_without_variables_is_stored(tmp_path):
-    empty = Checkpoint(Progress(), {})
+    empty = SavedState(Progress(), {})
     assert same(written(tmp_path, empty), empty)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000000000"]
 
@@ -111,13 +111,13 @@ def test_every_dtype_is_read_bit_for_bit(tmp_path, dtype, shape):
     dtype, count = np.dtype(dtype), math.prod(shape)
     bits = bytes(count) if dtype.kind == "b" else BITS[: count * dtype.itemsize]
     array = np.frombuffer(bits, dtype).reshape(shape)
-    saved = Checkpoint(Progress(1), {"a": array, "b": array}, frozenset("b"), loop={"c": array})
+    saved = SavedState(Progress(1), {"a": array, "b": array}, frozenset("b"), loop={"c": array})
     assert same(written(tmp_path, saved), saved)
 
 
 def test_nan_payloads_are_read_bit_for_bit(tmp_path):
     odd = np.array([0x7FF0_0000_0000_0BAD, 0xFFF8_0000_0000_0001, 1 << 63, 1], np.uint64)
-    saved = Checkpoint(Progress(1), {"a": odd.view(np.float64), "b": odd.view(np.float32)})
+    saved = SavedState(Progress(1), {"a": odd.view(np.float64), "b": odd.view(np.float32)})
     assert same(written(tmp_path, saved), saved)
 
 
@@ -126,7 +126,7 @@ def test_nan_payloads_are_read_bit_for_bit(tmp_path):
     ["ä/\u4e2d/\U0001f600", "a\nb\0", '"', "../x", "/x", "", "x" * 300, "\ud800", "nested/0"],
 )
 def test_any_path_names_a_variable(tmp_path, path):
-    saved = Checkpoint(
+    saved = SavedState(
         Progress(1), {path: np.ones(2), "nested": np.zeros(1)}, loop={"c": np.ones(3)}
     )
     assert same(written(tmp_path, saved), saved)
@@ -136,7 +136,7 @@ def test_any_path_names_a_variable(tmp_path, path):
 
 
 def test_large_arrays_are_read_as_they_were_written(tmp_path):
-    saved = Checkpoint(Progress(1), {"a": np.arange(700_001), "b": np.arange(500_000.0)[::-2]})
+    saved = SavedState(Progress(1), {"a": np.arange(700_001), "b": np.arange(500_000.0)[::-2]})
     found = written(tmp_path, saved).state
     assert same(found["a"], saved.state["a"])
     assert same(found["b"], np.ascontiguousarray(saved.state["b"]))
@@ -361,14 +361,14 @@ def test_json_that_was_never_written_is_refused(data, fault):
 
 
 def test_fixed_names_what_is_in_the_state(tmp_path):
-    wrong = Checkpoint(Progress(3), {"a": np.zeros(1)}, frozenset(["b"]))
+    wrong = SavedState(Progress(3), {"a": np.zeros(1)}, frozenset(["b"]))
     with pytest.raises(CheckpointError, match=r"^fixed has paths that the state lacks: b$"):
         write(tmp_path, wrong, Quick())
 
 
 def test_variables_hold_numbers(tmp_path):
     with pytest.raises(CheckpointError) as caught:
-        write(tmp_path, Checkpoint(Progress(3), {"a": np.array([None])}), Quick())
+        write(tmp_path, SavedState(Progress(3), {"a": np.array([None])}), Quick())
     assert str(caught.value) == (
         "a of dtype object cannot be in a checkpoint: only arrays of numbers can"
     )

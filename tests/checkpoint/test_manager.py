@@ -13,7 +13,7 @@ import pytest
 
 from tests.faults import Gated, Quick, Refuses, checkpoint, no_space, path_of, same, write
 from tests.waiting import WATCHDOG
-from treadle.checkpoint import Checkpoint, Checkpoints, LeftoverError
+from treadle.checkpoint import Checkpoints, LeftoverError, SavedState
 from treadle.checkpoint.format import digest_line
 from treadle.core.progress import Progress
 from treadle.errors import CheckpointError, ConfigurationError
@@ -123,7 +123,7 @@ def test_a_full_disk_leaves_the_newest_checkpoints(tmp_path, last):
 def test_the_same_step_again_is_the_newer_one(tmp_path):
     checkpoints = saved(tmp_path, 0)
     for number in range(2):
-        other = Checkpoint(Progress(0), {"a": np.full(2, number)})
+        other = SavedState(Progress(0), {"a": np.full(2, number)})
         checkpoints.save(other)
         checkpoints.wait()
         assert same(checkpoints.latest(), other)
@@ -225,7 +225,7 @@ def test_a_slow_disk_holds_no_more_than_one_state(tmp_path):
     checkpoints = Checkpoints(tmp_path / "a", system=files)
     states = [{"a": np.zeros(4)} for _ in range(3)]
     alive = [weakref.ref(state["a"]) for state in states]
-    handed = [checkpoints.save(Checkpoint(Progress(n), s)) for n, s in enumerate(states)]
+    handed = [checkpoints.save(SavedState(Progress(n), s)) for n, s in enumerate(states)]
     assert handed == [True, False, False]
     assert files.reached.wait(WATCHDOG)
     states.clear()
@@ -250,7 +250,7 @@ def test_only_what_may_change_is_copied(tmp_path):
     frozen.flags.writeable = False
     hooks = {"h": {"kept": kept, "frozen": frozen}}
     checkpoints = Checkpoints(tmp_path, system=files)
-    checkpoints.save(Checkpoint(Progress(1), {"a": state}, hooks=hooks))
+    checkpoints.save(SavedState(Progress(1), {"a": state}, hooks=hooks))
     checkpoints.wait()
     direct = [any(np.shares_memory(p, a) for p in files.written) for a in (state, kept, frozen)]
     assert direct == [True, False, True]

@@ -17,14 +17,14 @@ import pytest
 from tests.faults import Quick, Refuses, read, same
 from tests.part_writers import Members, cut, save_in_parts
 from tests.waiting import WATCHDOG
-from treadle.checkpoint import Checkpoint, Checkpoints, parts, reading
+from treadle.checkpoint import Checkpoints, SavedState, parts, reading
 from treadle.checkpoint.format import digest_line, temporary_name
 from treadle.core import processes
 from treadle.core.logs import Record
 from treadle.core.progress import Progress
 from treadle.core.split_arrays import Grid, StoredParts
 from treadle.errors import CheckpointError
-from treadle.hooks import Checkpoint as SavingHook
+from treadle.hooks import SavedState as SavingHook
 
 NEWEST = "step-000000000012"
 ROWS = (((0, 1, 3), (0,)), (0, 1, 1))
@@ -32,7 +32,7 @@ BLOCKS = (((0, 2), (0, 4)), (1, 0, 1, 0))
 CUTS = {"model/kernel": ROWS, "optimizer/momentums/model/kernel": BLOCKS}
 
 
-def state_at(step: int) -> Checkpoint:
+def state_at(step: int) -> SavedState:
     kernel = np.arange(24, dtype=np.float32).reshape(4, 6) + step
     state = {
         "model/kernel": kernel,
@@ -41,7 +41,7 @@ def state_at(step: int) -> Checkpoint:
         "frozen": np.ones(3),
     }
     hooks = {"stopping": {"seen": np.arange(3)}}
-    return Checkpoint(Progress(step=step), state, frozenset(["frozen"]), hooks=hooks)
+    return SavedState(Progress(step=step), state, frozenset(["frozen"]), hooks=hooks)
 
 
 @pytest.fixture
@@ -345,7 +345,7 @@ def test_a_grid_is_made_of_the_regions_of_devices() -> None:
 
 
 def test_an_unknown_dtype_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
-    texts = Checkpoint(Progress(step=3), {"names": np.array([["a"], ["b"]])})
+    texts = SavedState(Progress(step=3), {"names": np.array([["a"], ["b"]])})
     chief = save_in_parts(tmp_path, texts, {"names": (((0, 1), (0,)), (0, 0))}, monkeypatch)
     with pytest.raises(
         CheckpointError, match=r"^names of dtype <U1 cannot be in a checkpoint: onl"
@@ -359,7 +359,7 @@ def test_more_parts_than_a_manifest_can_list_are_an_error_before_anything_is_wri
 ) -> None:
     whole, many = parts.MOST_PARTS - 2, tuple(range(parts.MOST_PARTS - 2))
     state = {"large": np.zeros(whole, np.int8), "small": np.zeros(3, np.int8)}
-    saved = Checkpoint(Progress(step=6), state)
+    saved = SavedState(Progress(step=6), state)
 
     def cuts(small: tuple[int, ...]) -> dict[str, Any]:
         return {"large": ((many,), (0,) * whole), "small": ((small,), (0,) * len(small))}

@@ -130,28 +130,28 @@ def lines(svg):
 def test_curves_have_gaps_and_fit_into_the_image():
     x = np.arange(1, 8)
     y = np.array([1.0, 2.0, np.nan, 4.0, np.inf, 3.0, 2.0])
-    svg = views.chart("loss", [views.Line("training", x, y)], "step")
+    svg = views.chart("loss", [views.Curve("training", x, y)], "step")
     parts, [point] = lines(svg), ET.fromstring(svg).iter("circle")
     assert [len(part) for part in parts] == [2, 2]
     assert all(0 <= px <= 320 and 0 <= py <= 170 for part in parts for px, py in part)
     # Larger numbers are higher.
     assert parts[0][0][1] > parts[0][1][1] == parts[1][1][1] > float(point.attrib["cy"])
-    assert views.chart("loss", [views.Line("training", x, np.full(7, np.nan))], "step") == ""
+    assert views.chart("loss", [views.Curve("training", x, np.full(7, np.nan))], "step") == ""
 
 
 def test_a_faint_curve_does_not_determine_the_scale():
     x = np.arange(1, 5)
-    single = views.Line("", x, np.array([1.0, 900.0, 2.0, 1.0]), faint=True)
-    mean = views.Line("training", x, np.array([1.0, 2.0, 3.0, 2.0]))
+    single = views.Curve("", x, np.array([1.0, 900.0, 2.0, 1.0]), faint=True)
+    mean = views.Curve("training", x, np.array([1.0, 2.0, 3.0, 2.0]))
     faint, main = lines(views.chart("loss", [single, mean], "step"))
     assert faint[1][1] == main[2][1]  # at the upper end
-    constant = lines(views.chart("rate", [views.Line("rate", x, np.ones(4))], "step"))
+    constant = lines(views.chart("rate", [views.Curve("rate", x, np.ones(4))], "step"))
     assert len({y for _, y in constant[0]}) == 1
 
 
 def test_a_logarithmic_axis_and_marks():
     x = np.array([0.0, 0.001, 0.01, 0.1])
-    svg = views.chart("test", [views.Line("loss", x, x)], "rate", True, [("suggested", 0.01)])
+    svg = views.chart("test", [views.Curve("loss", x, x)], "rate", True, [("suggested", 0.01)])
     [curve] = lines(svg)
     assert curve[1][0] - curve[0][0] == pytest.approx(curve[2][0] - curve[1][0], abs=0.2)
     [mark] = ET.fromstring(svg).iter("line")

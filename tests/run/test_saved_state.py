@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import treadle
-from treadle.checkpoint import Checkpoint, Checkpoints
+from treadle.checkpoint import Checkpoints, SavedState
 from treadle.checkpoint.batch_forms import described
 from treadle.core.folder import Folder
 from treadle.core.progress import Progress
@@ -36,7 +36,7 @@ ADVICE = ". Move the folder of this checkpoint away to use the one before"
 
 
 def saved(loop=None, hooks=None):
-    return Checkpoint(Progress(step=4), {}, loop=loop or {}, hooks=hooks or {}, path=PATH)
+    return SavedState(Progress(step=4), {}, loop=loop or {}, hooks=hooks or {}, path=PATH)
 
 
 def test_a_checkpoint_that_was_read_knows_its_folder(tmp_path):
@@ -124,11 +124,11 @@ class Foreign(treadle.Hook):
 
 
 def test_a_damaged_state_of_a_hook_is_named():
-    found = saved(hooks={"Checkpoint": {"measured": None, "meant": True}, "Foreign": {"a": 1}})
+    found = saved(hooks={"SavedState": {"measured": None, "meant": True}, "Foreign": {"a": 1}})
     with pytest.raises(CheckpointError) as caught:
         HookDispatcher([treadle.hooks.Checkpoint()]).restore(found)
     assert str(caught.value) == (
-        f"{DAMAGED}the state of the hook Checkpoint cannot be restored (TypeError: 'bool' object "
+        f"{DAMAGED}the state of the hook SavedState cannot be restored (TypeError: 'bool' object "
         f"is not iterable){ADVICE}"
     )
     with pytest.raises(TypeError, match="its own"):

@@ -10,12 +10,12 @@ import pytest
 import treadle
 from treadle.backends.step_context import StepContext, running
 from treadle.errors import ConfigurationError
-from treadle.steps.probes import ACTIVATION, ALL, LAYER, LOSS, METRIC, Call, Probe, probing
+from treadle.steps.probes import ACTIVATION, ALL, LAYER, LOSS, METRIC, Probe, ProbedCall, probing
 from treadle.steps.state import State
 
 
 class Names(Probe):
-    def see(self, call: Call, values: dict[str, Any]) -> Any:
+    def see(self, call: ProbedCall, values: dict[str, Any]) -> Any:
         """Keep a call."""
         self.met.append((call.kind, call.path))
         return values["outputs"]
@@ -103,7 +103,7 @@ def test_a_metric_may_name_its_arguments_as_it_likes() -> None:
             super().update_state(args[1], **kwargs)
 
     class Given(Probe):
-        def see(self, found: Call, values: dict[str, Any]) -> Any:
+        def see(self, found: ProbedCall, values: dict[str, Any]) -> Any:
             if found.kind == METRIC:
                 names = ("y_true", "y_pred", "sample_weight")
                 seen.append([values[name] for name in names])

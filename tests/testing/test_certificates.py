@@ -17,11 +17,11 @@ import treadle
 from treadle.cli import app
 from treadle.errors import ConfigurationError, DataError
 from treadle.testing import resumed_equals_uninterrupted
-from treadle.testing.certify.attributes import Attributes, differing
+from treadle.testing.certify.attributes import PlainValues, differing
 from treadle.testing.certify.certificate import certify, judged
 from treadle.testing.certify.comparing import (
-    Difference,
     Entry,
+    Mismatch,
     Written,
     cause,
     compared_lines,
@@ -69,7 +69,7 @@ def record(step: int, kind: str = "epoch", **values: Any) -> Entry:
     return Entry("record", step, f"the {kind} record of step {step}", values)
 
 
-def between(a: Written, b: Written) -> list[Difference]:
+def between(a: Written, b: Written) -> list[Mismatch]:
     return differences_between(a.lines, b.lines, NAMES)
 
 
@@ -244,7 +244,7 @@ ABOUT = {"backend": "jax", "plan": "windows"}
     ],
 )
 def test_causes(kinds: list[str], first: int, inexact: str | None, told: str) -> None:
-    found = [Difference(kind, 6, "", "") for kind in kinds]
+    found = [Mismatch(kind, 6, "", "") for kind in kinds]
     assert cause(found, first, inexact, ABOUT, ABOUT).startswith(told)
     assert cause(found, first, inexact, ABOUT, {**ABOUT, "threads": 4}) == (
         "the two processes ran under different conditions: threads was None, now 4"
@@ -254,7 +254,7 @@ def test_causes(kinds: list[str], first: int, inexact: str | None, told: str) ->
 def test_suspects_begin_with_the_likely_ones() -> None:
     a = left(attributes={"task.n": "1", "train: f.seen": "list of 1", "hooks.m": "1", "task.e": ""})
     b = left(attributes={"task.n": "2", "train: f.seen": "list of 2", "hooks.m": "1"})
-    data, step = Difference("batch", 1, "", ""), Difference("value", 1, "", "")
+    data, step = Mismatch("batch", 1, "", ""), Mismatch("value", 1, "", "")
     seen, n = "train: f.seen was list of 1 at", "task.n was 1 at"
     for found, order in ((data, (seen, n)), (step, (n, seen))):
         lines = suspects(a, b, (0, 2), [found])
@@ -283,7 +283,7 @@ def test_attributes_are_found_where_state_hides() -> None:
         def other(self, *, default: Any = named) -> Any:
             return default
 
-    attributes = Attributes()
+    attributes = PlainValues()
     attributes.take(Own(), "task")
     attributes.take(functools.partial(lambda counter: counter, itertools.count(5)), "train")
     attributes.take((x for x in hidden), "validation")
@@ -304,7 +304,7 @@ def test_attributes_are_found_where_state_hides() -> None:
 
 
 def test_sets_are_described_in_sorted_order() -> None:
-    attributes = Attributes()
+    attributes = PlainValues()
     attributes.take({"b", "a", "c"}, "task.names")
     assert attributes.found == {"task.names": "set of 3: ['a', 'b', 'c']"}
 

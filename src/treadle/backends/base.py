@@ -378,7 +378,7 @@ class StepExecution(Protocol):
         ...
 
 
-class Variables(Protocol):
+class VariableOps(Protocol):
     """The values of variables and tensors, and the framework's own variables."""
 
     def is_native_variable(self, thing: Any) -> bool:
@@ -519,7 +519,7 @@ class Devices(Protocol):
         return None
 
 
-class Backend(Transformations, ControlFlow, StepExecution, Models, Variables, Devices, Protocol):
+class Backend(Transformations, ControlFlow, StepExecution, Models, VariableOps, Devices, Protocol):
     """The operations that Treadle needs from a framework."""
 
 

@@ -24,7 +24,7 @@ INSTEAD: Final = {
 }
 
 
-class Line(NamedTuple):
+class SourceLine(NamedTuple):
     """A line of a function that runs, or that an exception passed.
 
     Attributes:
@@ -43,29 +43,29 @@ class Line(NamedTuple):
         return f"{Path(file).name}:{self.number}: {getline(file, self.number).strip()}"
 
 
-def running_line() -> Line | None:
+def running_line() -> SourceLine | None:
     """Return the innermost line of user code that runs now, or None."""
 
-    def lines() -> Iterator[Line]:
+    def lines() -> Iterator[SourceLine]:
         frame = inspect.currentframe()
         while frame is not None:
-            yield Line(frame, frame.f_lineno, frame.f_lasti)
+            yield SourceLine(frame, frame.f_lineno, frame.f_lasti)
             frame = frame.f_back
 
     return _of_user(lines)
 
 
-def failed_line(error: BaseException) -> Line | None:
+def failed_line(error: BaseException) -> SourceLine | None:
     """Return the innermost line of user code that an exception passed, or None."""
-    found: list[Line] = []
+    found: list[SourceLine] = []
     trace: TracebackType | None = error.__traceback__
     while trace is not None:
-        found.append(Line(trace.tb_frame, trace.tb_lineno, trace.tb_lasti))
+        found.append(SourceLine(trace.tb_frame, trace.tb_lineno, trace.tb_lasti))
         trace = trace.tb_next
     return _of_user(lambda: reversed(found))
 
 
-def numpy_function(line: Line | None) -> tuple[str, str]:
+def numpy_function(line: SourceLine | None) -> tuple[str, str]:
     """Return the NumPy function that a line calls, and what replaces it; empty if it calls none.
 
     Example:
@@ -83,7 +83,7 @@ def numpy_function(line: Line | None) -> tuple[str, str]:
     return f"{part}{name}", f"keras.ops.{instead}" if known else "functions of keras.ops"
 
 
-def _called(line: Line) -> Any:
+def _called(line: SourceLine) -> Any:
     """Return the function in the source of the running call, or None."""
     code, file = line.frame.f_code, line.frame.f_code.co_filename
     first, last, start, end = next(islice(code.co_positions(), line.instruction // 2, None))
@@ -109,7 +109,7 @@ def _value(expression: ast.expr, frame: FrameType) -> Any:
     return None
 
 
-def _of_user(lines: Callable[[], Iterator[Line]]) -> Line | None:
+def _of_user(lines: Callable[[], Iterator[SourceLine]]) -> SourceLine | None:
     """Return the first line in no library; if all are installed, the first in no known one."""
     others = (line for line in lines() if not _is_known(line.frame.f_code.co_filename))
     first = next(others, None)

@@ -40,7 +40,7 @@ _FOLDER = re.compile(r"step-([0-9]{12,18})(?:-([1-9][0-9]{0,8}))?")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Checkpoint:
+class SavedState:
     """The complete state of a run at the end of a window.
 
     `loop`, `source`, `hooks` and `about` are lists and dicts (with str keys) of None, bool, int,
@@ -62,7 +62,7 @@ class Checkpoint:
 
     Example:
         >>> import numpy as np
-        >>> checkpoint = Checkpoint(Progress(step=12), {"model/bias": np.zeros(2)})
+        >>> checkpoint = SavedState(Progress(step=12), {"model/bias": np.zeros(2)})
     """
 
     progress: Progress
@@ -149,11 +149,11 @@ class Draft:
 
     Example:
         >>> import numpy as np
-        >>> Draft(Checkpoint(Progress(step=12), {"model/bias": np.zeros(2)})).size
+        >>> Draft(SavedState(Progress(step=12), {"model/bias": np.zeros(2)})).size
         16
     """
 
-    def __init__(self, checkpoint: Checkpoint, temporary: str | None = None) -> None:
+    def __init__(self, checkpoint: SavedState, temporary: str | None = None) -> None:
         nested: list[Array] = []
         self.step, self.temporary = checkpoint.progress.step, temporary
         self.reported = False
@@ -208,14 +208,14 @@ class Draft:
         return to_json(self._record, MANIFEST)
 
 
-def split_arrays(checkpoint: Checkpoint) -> dict[str, OwnParts]:
+def split_arrays(checkpoint: SavedState) -> dict[str, OwnParts]:
     """Return the arrays of a checkpoint that several processes hold together."""
     return {path: x for path, x in checkpoint.state.items() if isinstance(x, OwnParts)}
 
 
 def write(
     folder: Folder,
-    checkpoint: Checkpoint | Draft,
+    checkpoint: SavedState | Draft,
     whole: set[str] | None = None,
     saved: "Name | None" = None,
 ) -> str:
@@ -242,7 +242,7 @@ def write(
     Example:
         >>> import numpy as np
         >>> with Folder.open("runs/1/checkpoints", create=True) as folder:
-        ...     name = write(folder, Checkpoint(Progress(step=12), {"model/bias": np.zeros(2)}))
+        ...     name = write(folder, SavedState(Progress(step=12), {"model/bias": np.zeros(2)}))
         >>> name
         'step-000000000012'
     """

@@ -11,7 +11,7 @@ from typing import Any, Literal, NoReturn
 
 from ..core.folder import FileSystem, Folder, partial
 from ..errors import CheckpointError
-from .format import FIXED, Checkpoint, Draft, Name, is_written, split_arrays, write
+from .format import FIXED, Draft, Name, SavedState, is_written, split_arrays, write
 from .manifest import UnknownFormatError, read_manifest
 from .parts import check_count, raise_faults, received_reports, send_report, write_own_parts
 from .reading import read
@@ -50,7 +50,7 @@ class Checkpoints:
     Example:
         >>> from treadle.core.progress import Progress
         >>> checkpoints = Checkpoints(Path("runs/1/checkpoints"))
-        >>> checkpoints.save(Checkpoint(Progress(step=12), {}))
+        >>> checkpoints.save(SavedState(Progress(step=12), {}))
         True
         >>> checkpoints.wait()
         >>> checkpoints.latest().progress.step
@@ -83,7 +83,7 @@ class Checkpoints:
         """Whether a checkpoint is being written."""
         return any(not future.done() for future in self._pending)
 
-    def save(self, checkpoint: Checkpoint, temporary: str | None = None) -> bool:
+    def save(self, checkpoint: SavedState, temporary: str | None = None) -> bool:
         """Start writing a checkpoint in the background thread.
 
         Args:
@@ -116,7 +116,7 @@ class Checkpoints:
         self._pending.append(self._writer.submit(self._write, draft))
         return True
 
-    def save_parts(self, checkpoint: Checkpoint, temporary: str) -> None:
+    def save_parts(self, checkpoint: SavedState, temporary: str) -> None:
         """Start writing this process's parts of a checkpoint that the chief saves.
 
         A failure is reported to the chief, whose save then fails.
@@ -186,7 +186,7 @@ class Checkpoints:
             known = {} if folder is None else self._kept.known(folder, names_in(folder))
         return {name.step: manifest.sections["hooks"] for name, manifest in known.items()}
 
-    def latest(self, together: bool = False) -> Checkpoint | None:
+    def latest(self, together: bool = False) -> SavedState | None:
         """Return the newest valid checkpoint, or None if none was saved.
 
         Args:
@@ -199,7 +199,7 @@ class Checkpoints:
         """
         return self._first_valid(lambda _, names: names[::-1], "any checkpoint", together)
 
-    def before(self, step: int) -> Checkpoint | None:
+    def before(self, step: int) -> SavedState | None:
         """Return the newest valid checkpoint at or before a step, or None if there is none.
 
         Raises:
@@ -210,7 +210,7 @@ class Checkpoints:
             f"any checkpoint at or before step {step}",
         )
 
-    def best(self) -> Checkpoint | None:
+    def best(self) -> SavedState | None:
         """Return the valid checkpoint with the best score, or None if none has a score.
 
         Raises:
@@ -247,7 +247,7 @@ class Checkpoints:
         choose: Callable[[Folder, list[Name]], Iterable[Name]],
         what: str,
         together: bool = False,
-    ) -> Checkpoint | None:
+    ) -> SavedState | None:
         self.settle()
         self.rejected = []
         with self._opened() as folder:
@@ -341,7 +341,7 @@ class Checkpoints:
         return True
 
 
-def _read(folder: Folder, name: Name, together: bool = False) -> Checkpoint:
+def _read(folder: Folder, name: Name, together: bool = False) -> SavedState:
     """Read a checkpoint, which must hold the step in its name."""
     found = read(folder, str(name), together)
     if found.progress.step != name.step:
@@ -349,7 +349,7 @@ def _read(folder: Folder, name: Name, together: bool = False) -> Checkpoint:
     return found
 
 
-def _read_together(folder: Folder, name: Name) -> Checkpoint:
+def _read_together(folder: Folder, name: Name) -> SavedState:
     """Read a checkpoint in all processes, of which each verifies a part; all fail if one does."""
     found, fault = None, None
     try:

@@ -17,13 +17,13 @@ from ..core.folder import Folder
 from ..core.split_arrays import StoredParts
 from ..errors import CheckpointError
 from .arrays import Array, header, in_file_order, read_numbers
-from .format import FIXED, MANIFEST, Checkpoint
+from .format import FIXED, MANIFEST, SavedState
 from .manifest import Manifest, StoredArray, StoredFile, StoredSplit, check_sections, read_manifest
 from .parts import is_part, mine
 from .structure import decode
 
 
-def read(folder: Folder, name: str, together: bool = False) -> Checkpoint:
+def read(folder: Folder, name: str, together: bool = False) -> SavedState:
     """Read and validate a checkpoint.
 
     Args:
@@ -37,10 +37,10 @@ def read(folder: Folder, name: str, together: bool = False) -> Checkpoint:
             message contains the file and the reason.
 
     Example:
-        >>> from treadle.checkpoint import Checkpoint, write
+        >>> from treadle.checkpoint import SavedState, write
         >>> from treadle.core.progress import Progress
         >>> with Folder.open("runs/2/checkpoints", create=True) as folder:
-        ...     name = write(folder, Checkpoint(Progress(step=8), {}, hooks={"seen": {"count": 3}}))
+        ...     name = write(folder, SavedState(Progress(step=8), {}, hooks={"seen": {"count": 3}}))
         ...     found = read(folder, name)
         >>> found.progress.step, found.hooks
         (8, {'seen': {'count': 3}})
@@ -65,7 +65,7 @@ def read(folder: Folder, name: str, together: bool = False) -> Checkpoint:
             state[path] = parts.array(array)
         else:
             state[path] = _joined(array, found)
-    return Checkpoint(
+    return SavedState(
         manifest.progress, state, frozenset(fixed), **sections, path=folder.path / name
     )
 

@@ -16,7 +16,7 @@ from .opening import NAME_TASK, made_again, opened, options_of, recipe_of, state
 from .options import HOW, WEIGHTS, WHERE, RunOptions, flag, option
 
 if TYPE_CHECKING:  # importing them imports NumPy and Keras
-    from ..checkpoint import Checkpoint
+    from ..checkpoint import SavedState
     from ..exporting.exported import Exported
 
 
@@ -131,7 +131,7 @@ def _written(options: Export, form: Format) -> "Exported":
         )
 
 
-def _checkpoint(directory: Path, which: str) -> "Checkpoint":
+def _checkpoint(directory: Path, which: str) -> "SavedState":
     """Return a checkpoint of a run.
 
     Raises:

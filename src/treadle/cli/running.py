@@ -51,7 +51,7 @@ LASTS = (*ENDS, "until")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run(TaskOptions):
+class RunArguments(TaskOptions):
     """Options of `treadle run`."""
 
     epochs: int | None = epochs_option()
@@ -118,7 +118,7 @@ class ResumeOptions(RunOptions):
 
 
 @command(EPILOG)
-def run(options: Run) -> None:
+def run(options: RunArguments) -> None:
     """Train a task.
 
     If --directory holds a run of the same configuration, that run is resumed; a finished run is
@@ -164,7 +164,7 @@ def resume(options: ResumeOptions) -> None:
     recipe = opening.recipe_of(options, configuration)
     others = {"data_dir": options.data_dir, "recipe": options.task}
     replaced = (*changes, *ends, *(name for name, value in others.items() if value is not None))
-    asked = Run(
+    asked = RunArguments(
         task=recipe.source,
         **kept | changes,
         **{name: configuration[name] for name in ("backend", "precision", "seed")},
@@ -184,7 +184,10 @@ def resume(options: ResumeOptions) -> None:
 
 
 def _train(
-    options: Run, recipe: Recipe, settings: Mapping[str, Any], override: bool | tuple[str, ...]
+    options: RunArguments,
+    recipe: Recipe,
+    settings: Mapping[str, Any],
+    override: bool | tuple[str, ...],
 ) -> None:
     """Train a task and print the outcome; Keras is imported after the options have been checked.
 
@@ -258,7 +261,7 @@ def _preflight(made: "Made", lasts: Mapping[str, Any], quiet: bool) -> bytes:
     return (json.dumps(facts, indent=1) + "\n").encode()
 
 
-def _lasts(options: Run, made: "Made", name: str) -> dict[str, Any]:
+def _lasts(options: RunArguments, made: "Made", name: str) -> dict[str, Any]:
     """Return how long the run lasts: as the user says, or else as the task says.
 
     Raises:
@@ -277,7 +280,7 @@ def _fitted(
     loop: "treadle.Loop",
     made: "Made",
     directory: Path,
-    options: Run,
+    options: RunArguments,
     earlier: RunFile | None,
     lasts: Mapping[str, Any],
 ) -> "History":
@@ -295,7 +298,7 @@ def _fitted(
         raise typer.Exit(output.INTERRUPTED) from error  # the progress display has reported it
 
 
-def _earlier(options: Run) -> RunFile | None:
+def _earlier(options: RunArguments) -> RunFile | None:
     """Return the record of the run that a command resumes; None for a new run."""
     directory = options.directory
     if options.fresh or directory is None or not directory.is_dir():
@@ -321,7 +324,7 @@ def _restores_nothing(directory: Path, record: RunFile | None) -> bool:
 
 
 def _configuration(
-    options: Run, recipe: Recipe, settings: Mapping[str, Any], lasts: Mapping[str, Any]
+    options: RunArguments, recipe: Recipe, settings: Mapping[str, Any], lasts: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the configuration of a run, which is recorded and compared when it is resumed."""
     begun = options.weights_from

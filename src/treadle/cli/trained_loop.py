@@ -7,7 +7,7 @@ from typing import Any
 
 import treadle
 
-from ..checkpoint import Checkpoint, Checkpoints
+from ..checkpoint import Checkpoints, SavedState
 from ..core.directory import CHECKPOINTS, LOG
 from ..core.options import Options
 from ..core.progress import Progress
@@ -28,7 +28,7 @@ def trained_loop(
     options: Options,
     train: Any,
     state: Mapping[str, Any],
-    checkpoint: Checkpoint | None = None,
+    checkpoint: SavedState | None = None,
 ) -> treadle.Loop:
     """Return a loop whose task has the variables and the Python values of a run.
 

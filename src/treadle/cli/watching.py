@@ -16,7 +16,7 @@ from ..core.lock import is_in_use
 from ..core.terminal import clean
 from ..errors import ConfigurationError, DirectoryError
 from ..report import states
-from ..report.states import RunState, recorded_run
+from ..report.states import RunStatus, recorded_run
 from . import output
 from .commands import command
 from .options import PRINTED, argument, flag, json_flag, option, run_directory
@@ -117,7 +117,7 @@ def _print_line(line: dict[str, Any], json: bool) -> None:
     output.print_line(f"{head}  {values}".rstrip())
 
 
-def _sorted(found: list[RunState], by: str) -> list[RunState]:
+def _sorted(found: list[RunStatus], by: str) -> list[RunStatus]:
     """Sort runs by a column, a setting or a value. Runs without it follow the others.
 
     Raises:
@@ -135,7 +135,7 @@ def _sorted(found: list[RunState], by: str) -> list[RunState]:
     return [found[i] for _, i in having] + without
 
 
-def _key(run: RunState, name: str) -> tuple[bool, Any] | None:
+def _key(run: RunStatus, name: str) -> tuple[bool, Any] | None:
     """Return what a run is sorted by: numbers before texts."""
     if name in ("directory", "state", "started", "step"):
         value = getattr(run, name)
@@ -149,12 +149,12 @@ def _key(run: RunState, name: str) -> tuple[bool, Any] | None:
     return (False, value) if is_number else (True, str(value))
 
 
-def _facts(run: RunState) -> dict[str, Any]:
+def _facts(run: RunStatus) -> dict[str, Any]:
     best = {name: {"value": v, "epoch": epoch} for name, (v, epoch) in run.best.items()}
     return {**vars(run), "directory": str(run.directory), "best": best}
 
 
-def _print(found: list[RunState]) -> None:
+def _print(found: list[RunStatus]) -> None:
     from rich.console import Console  # late: importing it takes a tenth of a second
     from rich.table import Table
     from rich.text import Text
@@ -216,7 +216,7 @@ def _age(started: str) -> str:
     return f"{seconds} s ago"
 
 
-def _best(run: RunState) -> str:
+def _best(run: RunStatus) -> str:
     """Format the best values: those of the validation, if there is one."""
     from ..core.logs import short
 

@@ -66,7 +66,7 @@ class Excluded(TypedDict):
     why: str
 
 
-class Resume(TypedDict):
+class ResumeEntry(TypedDict):
     """When a process resumed the run: the step from which, and the time."""
 
     step: int
@@ -128,7 +128,7 @@ class RunFile(TypedDict, total=False):
     error: str | None
     progress: dict[str, Any]
     costs: dict[str, Any]
-    resumed: list[Resume]
+    resumed: list[ResumeEntry]
     learning_rates: dict[str, Any]
     overridden: list[str]
     switched_off: list[str]

@@ -106,7 +106,7 @@ def draw_chart(
     x_label: str,
     marks: Sequence[tuple[str, float]] = (),
 ) -> None:
-    """Write curves, `core.views.Line`, over a logarithmic axis to a picture file.
+    """Write curves, `core.views.Curve`, over a logarithmic axis to a picture file.
 
     The curves that are not faint determine the vertical range.
 

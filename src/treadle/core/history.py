@@ -332,10 +332,10 @@ def html_parts(history: History) -> list[str]:
     epochs = [record for record in history.records if record.kind == "epoch"][-MOST_EPOCHS:]
     charts: list[str] = []
     for panel in panels[:MOST_CHARTS]:
-        lines = [views.Line("", *panel.noisy, faint=True), views.Line("training", *panel.smooth)]
+        lines = [views.Curve("", *panel.noisy, faint=True), views.Curve("training", *panel.smooth)]
         lines = lines if len(panel.noisy[0]) else []
         lines += [
-            views.Line(label, np.array(list(points)), np.array(list(points.values())))
+            views.Curve(label, np.array(list(points)), np.array(list(points.values())))
             for label, points in panel.points.items()
         ]
         charts.append(views.chart(panel.name, lines, "step"))

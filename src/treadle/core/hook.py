@@ -208,7 +208,7 @@ class LoopView(Protocol):
         ...
 
     def capture(self, buffers: Mapping[str, Any], score: float | None = None) -> Any:
-        """Return the complete state of the run as a `treadle.checkpoint.Checkpoint`.
+        """Return the complete state of the run as a `treadle.checkpoint.SavedState`.
 
         Args:
             buffers: The `state` of an earlier checkpoint that is no longer needed; it is

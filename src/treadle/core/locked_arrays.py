@@ -24,7 +24,7 @@ class _Entry:
 _entries: Final[dict[int, _Entry]] = {}  # by the id of the array, which the entry keeps alive
 
 
-class Lock:
+class ArrayLock:
     """Keeps arrays read-only until it is released, or nothing refers to it.
 
     What an array is a view of is locked as well if it has no further memory: NumPy cannot lock a
@@ -110,7 +110,7 @@ class RenewedLock:
 
     def __init__(self, arrays: Iterable[Any]) -> None:
         self._arrays = list(arrays)
-        self.lock, self._sample = Lock(self._arrays), None
+        self.lock, self._sample = ArrayLock(self._arrays), None
 
     def is_intact(self, sample: Any) -> bool:
         """Return whether no change of the arrays is known.
@@ -122,7 +122,7 @@ class RenewedLock:
 
     def renew(self, sample: Any) -> None:
         """Lock the arrays again."""
-        self.lock = Lock(self._arrays)
+        self.lock = ArrayLock(self._arrays)
         self._sample = sample() if self.lock.is_partial else None
 
 

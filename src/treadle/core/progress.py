@@ -29,13 +29,8 @@ class Progress:
 
     def advanced(self, steps: int, examples: int) -> "Progress":
         """Return the progress after `steps` more steps, with `examples` more examples in total."""
-        return Progress(
-            self.step + steps,
-            self.epoch,
-            self.batch + steps,
-            self.examples + examples,
-            self.seconds,
-        )
+        step, batch, total = self.step + steps, self.batch + steps, self.examples + examples
+        return Progress(step, self.epoch, batch, total, self.seconds)
 
     def at_epoch(self, epoch: int) -> "Progress":
         """Return the progress at the first batch of `epoch`."""

@@ -20,7 +20,7 @@ _CELL = "text-align:left;padding:2px 10px 2px 0;vertical-align:top"
 
 
 @dataclass(frozen=True)
-class Line:
+class Curve:
     """A curve: the label, the numbers on both axes, and whether it is drawn faintly."""
 
     label: str
@@ -73,7 +73,7 @@ def curves(charts: Iterable[str]) -> str:
 
 def chart(
     title: str,
-    lines: Sequence[Line],
+    lines: Sequence[Curve],
     x_label: str,
     logarithmic: bool = False,
     marks: Sequence[tuple[str, float]] = (),

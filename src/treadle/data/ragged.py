@@ -10,7 +10,7 @@ from ..errors import DataError, whole_number
 from .collating import Collating, rows_of
 from .combine import refuse_shards
 from .foreign.sources import as_source, is_indexed
-from .ragged_sources import Bucket, Buckets, RaggedSource, RaggedStream, Rows, of_all
+from .ragged_sources import Bucket, Buckets, RaggedSource, RaggedStream, RowPacker, of_all
 from .source import Source
 
 
@@ -187,7 +187,7 @@ def packed(
     size = whole_number("batch_size", batch_size, DataError)
     collating = Collating(value, cut, (length,))
     if not is_indexed(examples):
-        joined = Rows(collating, length, size, drop_last)
+        joined = RowPacker(collating, length, size, drop_last)
         return RaggedStream(_stream(examples, "packed"), joined)
     rows = rows_of(of_all(examples, collating, collating.used), length)
     bucket = Bucket(np.arange(len(rows)), size)

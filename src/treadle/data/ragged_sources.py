@@ -215,7 +215,7 @@ class RaggedStream(BaseSource):
     length = None
     seeks = False
 
-    def __init__(self, source: Source, joining: "Buckets | Rows") -> None:
+    def __init__(self, source: Source, joining: "Buckets | RowPacker") -> None:
         self.source, self._joining = source, joining
         self.fingerprint = hashlib.sha256(repr(joining).encode()).hexdigest()[:16]
         self.endless, self.inexact = source.endless, source.inexact
@@ -293,7 +293,7 @@ class Buckets:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowPacker:
     """Packs the examples of a stream into rows.
 
     Attributes:

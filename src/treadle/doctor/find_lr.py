@@ -102,12 +102,12 @@ class RangeTest:
         curves = {name: [*getattr(self, name)] for name in ("rates", "losses", "smoothed")}
         return {name: getattr(self, name) for name in names} | curves
 
-    def _curves(self) -> tuple[list[views.Line], list[tuple[str, float]]]:
+    def _curves(self) -> tuple[list[views.Curve], list[tuple[str, float]]]:
         """Return the curves of losses over learning rates, and the marked learning rates."""
         good, rates = len(self.smoothed), np.array(self.rates)
         lines = [
-            views.Line("", rates, np.array(self.losses), faint=True),
-            views.Line(f"{self.monitor}, smoothed", rates[:good], np.array(self.smoothed)),
+            views.Curve("", rates, np.array(self.losses), faint=True),
+            views.Curve(f"{self.monitor}, smoothed", rates[:good], np.array(self.smoothed)),
         ]
         return lines, [] if self.suggestion is None else [("suggested", self.suggestion)]
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import Checkpoint, Checkpoints
+from ..checkpoint import Checkpoints, SavedState
 from ..checkpoint.run_files import recorded_run
 from ..core.directory import CHECKPOINTS, LOG, progress_of
 from ..core.logs import values_of
@@ -61,7 +61,7 @@ class Recorded:
                 f"there is no step {step} in {self._directory}: its steps are 1 to {self.last}"
             )
 
-    def before(self, step: int) -> Checkpoint:
+    def before(self, step: int) -> SavedState:
         """Return the newest checkpoint at or before a step.
 
         Raises:

@@ -9,7 +9,7 @@ from keras import ops
 
 from ..backends.base import active
 from ..core import structures
-from ..steps.probes import APPLY, Call, Key, Probe
+from ..steps.probes import APPLY, Key, Probe, ProbedCall
 from .numbers import Array
 
 Change = Callable[[Any], Any]
@@ -23,7 +23,7 @@ class Event:
         call: Its Python values.
     """
 
-    def __init__(self, call: Call, values: Mapping[str, Any]) -> None:
+    def __init__(self, call: ProbedCall, values: Mapping[str, Any]) -> None:
         self.call, self._values = call, values
 
     @cached_property
@@ -83,7 +83,7 @@ class StepRecorder(Probe):
         self._changes, self.tapped = changes, tapped
         self.lines = self.enters = self.is_fast = detailed
 
-    def see(self, call: Call, values: dict[str, Any]) -> Any:
+    def see(self, call: ProbedCall, values: dict[str, Any]) -> Any:
         """Record a call."""
         change = self._changes.get((call.kind, call.key))
         if change is not None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..backends.base import active
 from ..backends.plans import XLA
-from ..checkpoint import Checkpoint
+from ..checkpoint import SavedState
 from ..core.directory import differences
 from ..core.hook import Hook
 from ..core.identity import identity, in_json_types
@@ -240,13 +240,13 @@ class _Run:
             arrays=arrays_of(inputs, inspection),
         )
 
-    def _visit(self, found: Checkpoint, last: int, watch: Any = None) -> Visit:
+    def _visit(self, found: SavedState, last: int, watch: Any = None) -> Visit:
         return Visit(
             *(self._task, found, self._directory, self._place, self._hooks, self._options),
             *(self._constants, passed_over(self._facts), last, watch),
         )
 
-    def _compared(self, found: Checkpoint, visit: Visit) -> Agreement:
+    def _compared(self, found: SavedState, visit: Visit) -> Agreement:
         compared, difference = 0, ""
         for step, values in sorted(visit.values.items()):
             logged = values_of(self._log.row(step))
@@ -262,7 +262,7 @@ class _Run:
         reasons = self._reasons(found, visit) if difference else ()
         return Agreement(first, last, compared, difference, reasons)
 
-    def _reasons(self, found: Checkpoint, visit: Visit) -> tuple[str, ...]:
+    def _reasons(self, found: SavedState, visit: Visit) -> tuple[str, ...]:
         """Return possible causes of a difference between the replayed steps and the log."""
         saved = RunState.of(found)
         executed = saved.execution or self._facts.get("execution")  # unknown before the first step

@@ -37,7 +37,7 @@ ROUNDING: Final = 1e-5
 
 
 @dataclass(frozen=True, eq=False)
-class Trial:
+class TriedStep:
     """What one step started from, so that it can be repeated, and what it did.
 
     Attributes:
@@ -199,12 +199,12 @@ class Trials:
         return self._train.state
 
     @property
-    def validated(self) -> Trial | None:
+    def validated(self) -> TriedStep | None:
         """The evaluation of validation data; None for one of a batch that is meant for training."""
         return self.evaluation if self.validation is not None else None
 
     @property
-    def last(self) -> Trial:
+    def last(self) -> TriedStep:
         """The last step of `base`, which `again` repeats."""
         return self.base[-1]
 
@@ -231,7 +231,7 @@ class Trials:
         """Return the first batches of another pass over the training source."""
         return first_batches(self.train, self._loop, STEPS)
 
-    def _with_slopes(self) -> Trial:
+    def _with_slopes(self) -> TriedStep:
         taps = {
             key: {name: np.zeros_like(x) for name, x in event.floats().items()}
             for key, event in self.last.outer.items()
@@ -249,7 +249,7 @@ class Trials:
         self._taps = taps
         return trial
 
-    def _evaluated(self) -> Trial | None:
+    def _evaluated(self) -> TriedStep | None:
         if self.validation is not None:
             return self._evaluated_on(first_batches(self.validation, self._loop, 1))
         try:
@@ -258,7 +258,7 @@ class Trials:
             self.failed["evaluation"] = f"without validation data, {in_one_line(error)}"
             return None
 
-    def _evaluated_on(self, batches: Sequence[Any]) -> Trial | None:
+    def _evaluated_on(self, batches: Sequence[Any]) -> TriedStep | None:
         if not batches:
             return None
         # As many rows as in training: on JAX, operations on other shapes are compiled again.
@@ -277,14 +277,14 @@ class Trials:
 
     def again(
         self,
-        of: Trial | None = None,
+        of: TriedStep | None = None,
         *,
         batch: Any = None,
         variables: Mapping[str, Array] | None = None,
         changes: Mapping[tuple[str, Key], Change] | None = None,
         taps: Mapping[Key, Mapping[str, Array]] | None = None,
         updates: bool = False,
-    ) -> Trial:
+    ) -> TriedStep:
         """Repeat a step from equal state and random numbers, with changes.
 
         Args:
@@ -311,7 +311,7 @@ class Trials:
                 stack.enter_context(shadowed(optimizer, "apply", lambda *args, **kwargs: None))
             return self._run(of.step, batch, of.number, changes or {}, taps)
 
-    def attempt(self, what: str, of: Trial | None = None, **changes: Any) -> Trial | None:
+    def attempt(self, what: str, of: TriedStep | None = None, **changes: Any) -> TriedStep | None:
         """Repeat a step with changes; if the task does not accept them, list `what` in `failed`."""
         try:
             return self.again(of, **changes)
@@ -320,16 +320,16 @@ class Trials:
             self.failed[what] = f"the changed step ends with {type(error).__name__}: {text}"
             return None
 
-    def evaluated_again(self, what: str, **changes: Any) -> Trial | None:
+    def evaluated_again(self, what: str, **changes: Any) -> TriedStep | None:
         """Repeat the evaluation, if there is one, as `attempt` repeats the training step."""
         if self.evaluation is None:
             return None
         # Its batches may have other shapes than those whose slopes are measured.
         return self.attempt(what, self.evaluation, updates=True, taps={}, **changes)
 
-    def until_applied(self, most: int) -> list[Trial]:
+    def until_applied(self, most: int) -> list[TriedStep]:
         """Repeat the last batch, from the state before all steps, until gradients are applied."""
-        first, done = self.base[0], list[Trial]()
+        first, done = self.base[0], list[TriedStep]()
         set_random_states(first.random)
         self.state.assign(first.before, among=list(first.before))
         while len(done) < most and not (done and done[-1].applied):
@@ -343,7 +343,7 @@ class Trials:
         number: int,
         changes: Mapping[tuple[str, Key], Change] = {},
         taps: Mapping[Key, Mapping[str, Array]] = {},
-    ) -> Trial:
+    ) -> TriedStep:
         stacked = structures.mapped(lambda x: np.asarray(x)[None], batch)
         window = window_of(stacked, 1).streamed()
         batch, random = window.batch(0), random_states()
@@ -356,7 +356,7 @@ class Trials:
         self.steps += 1
         values = {n: x[0] for n, x in found.items()}
         after = step.state.arrays()
-        return Trial(step, batch, number, random, before, values, events, after)
+        return TriedStep(step, batch, number, random, before, values, events, after)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import hooks
 from ..backends.window import Window
-from ..checkpoint import Checkpoint
+from ..checkpoint import SavedState
 from ..core.directory import LOG, RUN, differences
 from ..core.hook import DetailedHook, Hook, LoopView
 from ..core.identity import source_facts
@@ -155,7 +155,7 @@ class Visit(DetailedHook):
     def __init__(
         self,
         task: Any,
-        found: Checkpoint,
+        found: SavedState,
         run: Path,
         place: Path,
         own_hooks: Sequence[Hook | Scheduled],
@@ -287,7 +287,7 @@ class _VisitEnded(Exception):
     """Ends a visit in the middle of a call."""
 
 
-def _begun(found: Checkpoint) -> Checkpoint:
+def _begun(found: SavedState) -> SavedState:
     """Return a checkpoint to resume from; if its call had finished, the next call begins."""
     saved = RunState.of(found)
     if saved.ended_by is None:

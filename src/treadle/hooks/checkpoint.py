@@ -5,8 +5,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Literal
 
-from ..checkpoint import Checkpoint as Saved
-from ..checkpoint import Checkpoints, LeftoverError
+from ..checkpoint import Checkpoints, LeftoverError, SavedState
 from ..checkpoint.format import temporary_name
 from ..core import schema
 from ..core.directory import CHECKPOINTS
@@ -179,7 +178,7 @@ class Checkpoint(Hook):
         if not is_chief() and not together:
             return True
         score = None if begins else self._score(loop.progress)
-        checkpoint: Saved = loop.capture(self._buffers, score)
+        checkpoint: SavedState = loop.capture(self._buffers, score)
         self._saved_step = loop.progress.step
         if temporary and not _is_split(loop):
             temporary = None  # all know their positions in the data, which the chief writes

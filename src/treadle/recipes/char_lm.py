@@ -146,7 +146,7 @@ class CharacterModel(treadle.Task):
         )
 
 
-class Block(layers.Layer):
+class TransformerBlock(layers.Layer):
     """A pre-norm transformer block: causal self-attention and an MLP, with residual connections.
 
     Args:
@@ -195,7 +195,7 @@ def transformer(
     texts = keras.Input((length,), dtype="int32")
     x = PositionEmbedding()(layers.Embedding(characters, width)(texts))
     for _ in range(depth):
-        x = Block(width, heads, remat)(x)
+        x = TransformerBlock(width, heads, remat)(x)
     # Logits are computed in float32 also with mixed precision, for an accurate softmax.
     logits = layers.Dense(characters, dtype="float32")(layers.LayerNormalization()(x))
     return keras.Model(texts, logits)

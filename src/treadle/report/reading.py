@@ -31,7 +31,7 @@ from ..hooks.images import FOLDER as IMAGES
 from ..hooks.log_file import Log, read
 from .curves import reduced, thinned
 from .images import MOST_IMAGE_BYTES, is_image, listed_images, read_image
-from .states import RunState, recorded_run, state_of
+from .states import RunStatus, recorded_run, state_of
 
 MOST_CURVES = 400  # of a run
 MOST_EVENTS = 300  # of a run; of more, the first ones
@@ -67,7 +67,7 @@ def read_run(directory: Path, points: int, image_bytes: int) -> dict[str, Any]:
         return found | {"state": "unreadable", "why": clean(error, LONGEST_TEXT)}
 
 
-def _read(directory: Path, state: RunState, points: int, image_bytes: int) -> dict[str, Any]:
+def _read(directory: Path, state: RunStatus, points: int, image_bytes: int) -> dict[str, Any]:
     run, _ = recorded_run(directory)
     with Folder.open(directory) as folder:
         log = read(directory / LOG) if folder.kind(LOG) is not None else Log()
@@ -98,7 +98,7 @@ def _read(directory: Path, state: RunState, points: int, image_bytes: int) -> di
     }
 
 
-def _facts(run: RunFile, state: RunState) -> dict[str, Any]:
+def _facts(run: RunFile, state: RunStatus) -> dict[str, Any]:
     """Return what `run.json` says about the run."""
     configuration = run["configuration"]
     best = {name: {"value": v, "epoch": epoch} for name, (v, epoch) in state.best.items()}
@@ -232,7 +232,7 @@ def _throughput(log: Log) -> tuple[Array, Array]:
 
 
 def _events(
-    directory: Path, run: RunFile, log: Log, state: RunState, faults: Sequence[tuple[int, str]]
+    directory: Path, run: RunFile, log: Log, state: RunStatus, faults: Sequence[tuple[int, str]]
 ) -> list[dict[str, Any]]:
     """Return what happened at steps: messages, checkpoints, excluded batches, faults, the end."""
     found: list[dict[str, Any]] = []
@@ -359,7 +359,7 @@ def _doctor(folder: Folder) -> tuple[list[dict[str, str]] | None, list[list[str]
 
 
 def _commands(
-    directory: Path, state: RunState, log: Log, is_of_command: bool
+    directory: Path, state: RunStatus, log: Log, is_of_command: bool
 ) -> list[dict[str, str]]:
     """Return the commands that resume, evaluate and inspect a run: of a command, or of a script."""
     folder = clean(directory, LONGEST_TEXT)

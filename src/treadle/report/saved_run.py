@@ -23,7 +23,7 @@ from ..hooks.log_file import read
 from ..run.recorded_history import history_of
 from .images import listed_images, read_image
 from .reading import flat
-from .states import RunState, read_state, recorded_run
+from .states import RunStatus, read_state, recorded_run
 
 _LONGEST_REASON = 500  # characters of a message of Keras, which may quote a whole model
 
@@ -59,7 +59,7 @@ class SavedImage:
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
-class SavedRun(RunState):
+class SavedRun(RunStatus):
     """A run that was read from its directory by `treadle.load_run`.
 
     It holds what the files said when they were read. `variables` and `model` read further files.

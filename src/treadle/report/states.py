@@ -34,7 +34,7 @@ _NOT_SETTINGS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunState:
+class RunStatus:
     """What the files of a run directory say about the run.
 
     Attributes:
@@ -100,13 +100,13 @@ def _has_checkpoint(directory: Path) -> bool:
         return False
 
 
-def differing_settings(runs: Collection[RunState]) -> set[str]:
+def differing_settings(runs: Collection[RunStatus]) -> set[str]:
     """Return the dotted names of the settings that differ among runs; all those of a single run.
 
     Example:
         >>> settings = {"units": 64, "rate": 0.1}, {"units": 8, "rate": 0.1}
         >>> differing_settings(
-        ...     [RunState(directory=Path(), state="failed", settings=found) for found in settings]
+        ...     [RunStatus(directory=Path(), state="failed", settings=found) for found in settings]
         ... )
         {'units'}
     """
@@ -117,17 +117,17 @@ def differing_settings(runs: Collection[RunState]) -> set[str]:
     return {n for n in names if len({repr(found.get(n, _MISSING)) for found in readable}) > 1}
 
 
-def state_of(directory: Path) -> RunState:
+def state_of(directory: Path) -> RunStatus:
     """Return the state of a run. Damaged files are reported in it, and raise nothing."""
     try:
         run, recovered = recorded_run(directory)
         state = read_state(directory, run)
     except TreadleError as error:
-        return RunState(directory=directory, state="unreadable", reason=str(error))
+        return RunStatus(directory=directory, state="unreadable", reason=str(error))
     return replace(state, reason=recovered) if recovered else state
 
 
-def read_state(directory: Path, run: RunFile) -> RunState:
+def read_state(directory: Path, run: RunFile) -> RunStatus:
     """Return the state of a run.
 
     Raises:
@@ -147,7 +147,7 @@ def read_state(directory: Path, run: RunFile) -> RunState:
     settings = configuration.get("settings")
     if not isinstance(settings, dict):  # of a script
         settings = {k: v for k, v in configuration.items() if k not in _NOT_SETTINGS}
-    return RunState(
+    return RunStatus(
         directory=directory,
         state=state,
         reason=why,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import hooks
-from ..checkpoint import Checkpoint
+from ..checkpoint import SavedState
 from ..core.claims import gone
 from ..core.hook import DetailedHook, Hook, LoopView
 from ..core.images import Image
@@ -82,7 +82,7 @@ class HookDispatcher:
                 states[name] = hook.state()
         return states
 
-    def restore(self, found: Checkpoint) -> str:
+    def restore(self, found: SavedState) -> str:
         """Restore the state of each hook that has a saved state under its name.
 
         Returns:

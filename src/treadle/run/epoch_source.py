@@ -14,7 +14,7 @@ from ..data.source import Source
 
 
 @dataclass
-class Visit:
+class SourceVisit:
     """An earlier visit of a source in this epoch.
 
     Attributes:
@@ -42,7 +42,7 @@ class EpochSource:
 
     def __init__(self) -> None:
         self.began = self.since = 0
-        self.earlier: list[Visit] = []
+        self.earlier: list[SourceVisit] = []
         self.ended = False
         self._source: Source | None = None
         self._described: Mapping[str, Any] | None = None  # by a checkpoint
@@ -87,7 +87,7 @@ class EpochSource:
 
         It continues if it was left in this epoch.
         """
-        self.earlier.append(Visit(self._source, None if self.ended else batch - self.began))
+        self.earlier.append(SourceVisit(self._source, None if self.ended else batch - self.began))
         self.began = batch
         for visit in self.earlier:
             known, batches = visit.source, visit.batches
@@ -119,7 +119,7 @@ class EpochSource:
         self._source = self._described = None
         if state is not None:
             self.began, self.since = state["began"], state["since"]
-            self.earlier = [Visit(None, batches) for batches in state["earlier"]]
+            self.earlier = [SourceVisit(None, batches) for batches in state["earlier"]]
             self._described = state["described"]
             if known is not None:  # a rollback within this process
                 self.recognize(known)

@@ -37,7 +37,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..backends.window import Window
-from ..checkpoint import Checkpoint
+from ..checkpoint import SavedState
 from ..core.progress import Progress
 from ..core.randomness import set_random_states
 from ..errors import ConfigurationError, StateError
@@ -104,7 +104,7 @@ class Resume:
 
     # What is restored, and in which call
 
-    def use(self, found: Checkpoint | None, call: int) -> None:
+    def use(self, found: SavedState | None, call: int) -> None:
         """Resume from a checkpoint in the call after `call`; None begins a new run."""
         self.state = self._saved = RunState.of(found) if found is not None else None
         self.call, self.begun = call, Progress()

@@ -12,7 +12,7 @@ from typing import Any
 from ..backends.plans import Execution
 from ..backends.step_context import Effects
 from ..backends.window import Window
-from ..checkpoint import Checkpoint
+from ..checkpoint import SavedState
 from ..core.history import History
 from ..core.logs import Record, StepLogs, loggable
 from ..core.options import Options
@@ -186,7 +186,7 @@ class Run:
         if saved.progress.step:
             self.services.reporter.warn(text)
 
-    def _recorded_history(self, at: Checkpoint | None = None) -> History:
+    def _recorded_history(self, at: SavedState | None = None) -> History:
         """Return the history of the run from its log, up to a checkpoint or to its end."""
         log, marks = self.services.recorded_log(at)
         if log is None:
@@ -463,7 +463,7 @@ class Run:
         self.services.require_checkpoints()
         self.services.save(self)
 
-    def capture(self, buffers: Mapping[str, Any], score: float | None = None) -> Checkpoint:
+    def capture(self, buffers: Mapping[str, Any], score: float | None = None) -> SavedState:
         """Return the complete state of the run at this window boundary, as a checkpoint.
 
         Args:

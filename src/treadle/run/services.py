@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import keras
 
 from .. import hooks as default_hooks
-from ..checkpoint import Checkpoint as Saved
+from ..checkpoint import SavedState
 from ..core.hook import Hook, LoopView
 from ..core.identity import identity, in_json_types
 from ..core.processes import process_group
@@ -39,7 +39,7 @@ class StartPoint:
         excluded: The batches that rollbacks excluded; see `RunRecord.passed_over`.
     """
 
-    checkpoint: Saved
+    checkpoint: SavedState
     log: Path
     values: PythonValues
     excluded: Mapping[tuple[int, int, int], str]
@@ -83,7 +83,7 @@ class Services:
         """The optimizers whose averages a Keras callback has temporarily put into the weights."""
         return [o for hook in self.callbacks for o in hook.swapped_optimizers]
 
-    def newest_checkpoint(self) -> Saved | None:
+    def newest_checkpoint(self) -> SavedState | None:
         """Return the newest valid checkpoint of this run, or None if none was saved.
 
         Raises:
@@ -121,7 +121,7 @@ class Services:
             f"the run in {self.directory} resumes from it"
         )
 
-    def recorded_log(self, at: Saved | None) -> tuple[Path | None, list[Mark]]:
+    def recorded_log(self, at: SavedState | None) -> tuple[Path | None, list[Mark]]:
         """Return the log of the run, and what its checkpoints note about it.
 
         Args:

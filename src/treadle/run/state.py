@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from ..checkpoint import Checkpoint
+from ..checkpoint import SavedState
 from ..checkpoint.batch_forms import MissingClassError, zeros
 from ..core import schema
 from ..core.directory import EXECUTION, PROGRESS
@@ -114,11 +114,11 @@ class RunState:
 
     Attributes:
         progress: The progress of the run.
-        arrays: Every variable by path; see `Checkpoint.state`.
+        arrays: Every variable by path; see `SavedState.state`.
         fixed: The paths of variables that no step changes.
         position: The position of the source, if `progress` does not determine it.
         hooks: The state of each hook.
-        about: The description of the run and its environment; see `Checkpoint.about`.
+        about: The description of the run and its environment; see `SavedState.about`.
         execution: How the steps are executed, by `Execution.facts`; None before the first step.
         call: The number of the call that trains, from 0; -1 if only `loop.step` was called.
         begun: The progress when that call began.
@@ -172,10 +172,10 @@ class RunState:
     stores: Sequence[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
     path: Path = field(default_factory=Path, compare=False)
 
-    def checkpoint(self) -> Checkpoint:
+    def checkpoint(self) -> SavedState:
         """Return the state as a checkpoint, in the types that checkpoints store."""
         found = {name: getattr(self, name) for name in _fields}
-        return Checkpoint(
+        return SavedState(
             progress=self.progress,
             state=self.arrays,
             fixed=self.fixed,
@@ -187,7 +187,7 @@ class RunState:
         )
 
     @classmethod
-    def of(cls, found: Checkpoint) -> "RunState":
+    def of(cls, found: SavedState) -> "RunState":
         """Return the state that a checkpoint holds.
 
         Example:

@@ -19,7 +19,7 @@ from ..backends.base import Outputs
 from ..backends.types import Tensor, Variable
 from ..core.float64 import wide
 from ..core.logs import UNDONE, Array
-from .probes import APPLY, GRADIENTS, LAYER, Call, Probe, probing
+from .probes import APPLY, GRADIENTS, LAYER, Probe, ProbedCall, probing
 from .skipping import Step
 from .state import State
 
@@ -241,7 +241,7 @@ class _LayerRecorder(Probe):
         super().__init__()
         self._called: list[str] = []
 
-    def see(self, call: Call, values: dict[str, Any]) -> Any:
+    def see(self, call: ProbedCall, values: dict[str, Any]) -> Any:
         """Record the norms of gradients, and calls of layers and which of their units are not 0."""
         outputs = values["outputs"]
         if call.kind == LAYER:

@@ -107,7 +107,7 @@ its kind. It is the same each time that a step runs."""
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class ProbedCall:
     """A call that a step made.
 
     Attributes:
@@ -155,7 +155,7 @@ class Probe(Records):
         self._leaves: dict[Key, dict[str, Tensor]] = {}
         self.depth = 0
 
-    def see(self, call: Call, values: dict[str, Any]) -> Any:
+    def see(self, call: ProbedCall, values: dict[str, Any]) -> Any:
         """See a call, and return what it returns to the step.
 
         Args:
@@ -171,7 +171,7 @@ class Probe(Records):
         if kind not in self.kinds or not self.in_place or context().build is not None:
             return values["outputs"]
         line = user_line() if self.lines else ""
-        return self.see(Call(kind, path, self.numbered(kind), of, line, facts), values)
+        return self.see(ProbedCall(kind, path, self.numbered(kind), of, line, facts), values)
 
     def taps(self) -> list[tuple[Key, str, Tensor]]:
         """Return zeros for the outputs whose slopes the next call of `gradients` is to give."""

@@ -56,7 +56,7 @@ class ActingError(BaseException):
     """A dry run has reached an operation that acts, and whose result it needs."""
 
 
-class Table:
+class LookupTable:
     """A lookup table that a step changes.
 
     Args:
@@ -139,7 +139,7 @@ def _note(effects: Effects, op: str, inputs: Any, graph: Any = None) -> None:
                 "it: count in a metric"
             )
         elif handle is not None:
-            effects.keep(Table(handle, inputs[1].dtype, inputs[2].dtype))
+            effects.keep(LookupTable(handle, inputs[1].dtype, inputs[2].dtype))
     elif held is not None and (not inputs or _outside(graph, inputs[0]) is not None):
         effects.refuse(
             f"{effects.name} uses {held} no checkpoint holds: pass the data to the loop, or "

@@ -9,7 +9,7 @@ import numpy as np
 from ...steps.probes import CROSS_ENTROPY, GRADIENTS, LAYER, LOSS, METRIC
 from ..numbers import Array, as_floats, norm_of_all
 from ..recording import Event
-from ..trials import ROUNDING, Trial, Trials, differs, leaves_of, paired
+from ..trials import ROUNDING, Trials, TriedStep, differs, leaves_of, paired
 from .findings import Finding
 from .influences import Influences, changed_at, effects, rolled
 from .layers import squashing
@@ -42,7 +42,7 @@ def mistake_in(event: Event, code: str, seen: str, why: str, fix: str) -> Findin
     return Finding(code, event.call.path, seen, why, fix, event.call.line)
 
 
-def _entropies(trial: Trial) -> Iterator[Finding]:
+def _entropies(trial: TriedStep) -> Iterator[Finding]:
     """Yield cross-entropies of logits, and of probabilities as logits."""
     made = [(event.get("outputs"), squashing(event)[0]) for event in trial.events]
     for event in trial.of(CROSS_ENTROPY):
@@ -75,7 +75,7 @@ def _same(a: Array | None, b: Array | None) -> bool:
     return a is not None and b is not None and a.size > 1 and np.array_equal(a, b)
 
 
-def _twice(trial: Trial) -> Iterator[Finding]:
+def _twice(trial: TriedStep) -> Iterator[Finding]:
     """Yield softmax of a softmax over the same axis."""
     earlier = list[tuple[Array, int]]()
     for event in trial.events:
@@ -96,7 +96,7 @@ def _twice(trial: Trial) -> Iterator[Finding]:
             earlier.append((outputs, axis))
 
 
-def _over_one(trial: Trial) -> Iterator[Finding]:
+def _over_one(trial: TriedStep) -> Iterator[Finding]:
     """Yield dense layers whose softmax is over one unit."""
     for event in trial.of(LAYER):
         layer: Any = event.call.of
@@ -111,7 +111,7 @@ def _over_one(trial: Trial) -> Iterator[Finding]:
             )
 
 
-def _metrics(trial: Trial) -> Iterator[Finding]:
+def _metrics(trial: TriedStep) -> Iterator[Finding]:
     """Yield metrics that compare class numbers with one-hot labels, or labels with numbers."""
     for event in trial.of(METRIC):
         target, outputs = event.get("y_true"), event.get("y_pred")
@@ -179,7 +179,7 @@ def _unpaired(trials: Trials, influences: Influences) -> Iterator[Finding]:
         )
 
 
-def _trains_otherwise(usual: Trial, other: Trial) -> bool:
+def _trains_otherwise(usual: TriedStep, other: TriedStep) -> bool:
     """Return whether losses differ, or gradients by more than the rounding of all of them."""
     pairs = paired(usual.gradients, other.gradients)
     change = norm_of_all(as_floats(x) - as_floats(y) for x, y in pairs)

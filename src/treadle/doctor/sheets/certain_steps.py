@@ -8,7 +8,7 @@ import numpy as np
 from ...steps.probes import APPLY, CLIP, DRAW, GRADIENTS, LAYER
 from ..numbers import Array, apart, as_floats, scalar
 from ..recording import Event
-from ..trials import ROUNDING, Trial, Trials, differs, leaves_of
+from ..trials import ROUNDING, Trials, TriedStep, differs, leaves_of
 from .certain import mistake_in
 from .findings import Finding
 from .influences import effects, is_used
@@ -38,7 +38,7 @@ def not_finite(trials: Trials) -> Iterator[Finding]:
         return
 
 
-def _first(trial: Trial, earlier: Sequence[Trial]) -> tuple[str, str, str, str]:
+def _first(trial: TriedStep, earlier: Sequence[TriedStep]) -> tuple[str, str, str, str]:
     """Return where numbers were not finite first, what was seen, the usual fix, and the line."""
     # Missing labels or masks, with which the steps before were right.
     intended = {x.name for t in earlier for x in leaves_of(t.batch) if not _finite(x.array)}
@@ -154,7 +154,7 @@ def _updates(trials: Trials) -> Iterator[Finding]:
 
 
 def _ascent(
-    trial: Trial, event: Event, given: Mapping[str, Array], computed: Mapping[str, Array]
+    trial: TriedStep, event: Event, given: Mapping[str, Array], computed: Mapping[str, Array]
 ) -> Iterator[Finding]:
     if not given or any(apart(x, -computed[p]) > LITTLE for p, x in given.items()):
         return

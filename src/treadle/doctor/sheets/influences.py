@@ -9,19 +9,19 @@ import numpy as np
 from ...steps.probes import INPUT_GRADIENTS
 from ..numbers import Array, as_floats, is_float
 from ..recording import Change, Event
-from ..trials import ROUNDING, Leaf, Trial, Trials, differs, leaves_of
+from ..trials import ROUNDING, Leaf, Trials, TriedStep, differs, leaves_of
 
 FEWEST_POSITIONS: Final = 3
 """The length of an axis from which it has positions."""
 
 
 @dataclass(frozen=True, eq=False)
-class Position:
+class ChangedPosition:
     """A step in which one position of all rows has other values."""
 
     axis: int
     place: int
-    trial: Trial
+    trial: TriedStep
 
 
 @dataclass(eq=False)
@@ -38,10 +38,10 @@ class Influences:
     """
 
     trials: Trials
-    rows: dict[str, Trial] = field(default_factory=lambda: {})
-    every: dict[str, Trial] = field(default_factory=lambda: {})
-    positions: dict[str, Position] = field(default_factory=lambda: {})
-    evaluated: dict[str, Trial] = field(default_factory=lambda: {})
+    rows: dict[str, TriedStep] = field(default_factory=lambda: {})
+    every: dict[str, TriedStep] = field(default_factory=lambda: {})
+    positions: dict[str, ChangedPosition] = field(default_factory=lambda: {})
+    evaluated: dict[str, TriedStep] = field(default_factory=lambda: {})
 
     def measure(self) -> None:
         """Run the steps."""
@@ -84,7 +84,7 @@ class Influences:
         new[index] = turned[index]
         trial = self.trials.attempt(f"positions of {leaf.name}", batch=leaf.with_(new))
         if trial is not None:
-            self.positions[leaf.name] = Position(axis, place, trial)
+            self.positions[leaf.name] = ChangedPosition(axis, place, trial)
 
 
 def positions_of(array: Array) -> int | None:
@@ -118,7 +118,7 @@ def other_row(array: Array) -> Array | None:
     return new
 
 
-def effects(usual: Trial, other: Trial) -> dict[str, list[str]]:
+def effects(usual: TriedStep, other: TriedStep) -> dict[str, list[str]]:
     """Return what differs between two steps, by kind.
 
     The kinds are `predictions` (outermost calls of layers), `losses`, `gradients`, `updates` (the

@@ -14,7 +14,7 @@ from ...steps.layer_statistics import units_of
 from ...steps.probes import ACTIVATION, CLIP, LAYER
 from ..numbers import Array, apart, as_floats, is_float, norm_of_all
 from ..recording import Event
-from ..trials import ROUNDING, Trial, Trials, differs, leaves_of
+from ..trials import ROUNDING, Trials, TriedStep, differs, leaves_of
 from .influences import Influences, changed_at, is_used, offsets
 from .lines import EFFECT, NUMBER, SETTING, WIRING, Line, Lines, names_of, short
 from .losses import computed_in, looks_like
@@ -150,7 +150,7 @@ def _mode(lines: Lines, path: str, layer: Any, calls: Calls, trials: Trials) -> 
             lines.add(path, "updated by evaluation", True, "evaluated", WIRING, "evaluation trains")
 
 
-def _is_on(layer: Any, event: Event, trial: Trial | None, trials: Trials) -> str:
+def _is_on(layer: Any, event: Event, trial: TriedStep | None, trials: Trials) -> str:
     """Return whether a call was on, as in training, or off; empty if that cannot be seen."""
     given, outputs = event.given, event.get("outputs")
     if given is None or outputs is None or trial is None:
@@ -220,7 +220,7 @@ def _mixing(lines: Lines, trials: Trials, influences: Influences) -> None:
 
 
 def _changes(
-    usual: Trial, other: Trial, axis: int
+    usual: TriedStep, other: TriedStep, axis: int
 ) -> Iterator[tuple[str, Array, list[int], list[int]]]:
     """Yield path and outputs of calls, and the places along an axis where both steps differ.
 

@@ -11,7 +11,7 @@ from ...core import structures
 from ...steps.probes import CROSS_ENTROPY, GRADIENTS, INPUT_GRADIENTS, LOSS, Key
 from ..numbers import Array, as_floats, norm_of_all, scalar, shape_of
 from ..recording import Event
-from ..trials import Trial, Trials, differs, leaves_of
+from ..trials import Trials, TriedStep, differs, leaves_of
 from .influences import is_used, name_of_loss
 from .lines import EFFECT, NUMBER, WIRING, Line, Lines, names_of, range_of, short
 from .terms import NEAR, Terms
@@ -66,7 +66,7 @@ def loss_facts(trials: Trials, terms: Terms) -> list[Line]:
     return lines.found
 
 
-def _inside(trial: Trial, kind: str, loss: Event) -> list[Event]:
+def _inside(trial: TriedStep, kind: str, loss: Event) -> list[Event]:
     """Return the calls of a kind in the objective of a loss."""
     prefix: Key = loss.call.facts["objective"]
     return [event for event in trial.of(kind) if event.call.key[: len(prefix)] == prefix]
@@ -85,7 +85,7 @@ def _value(lines: Lines, name: str, value: float, event: Event | None, trials: T
     lines.add(name, "trains", [*trained, f"{len(paths)} variables"], "recorded", WIRING)
 
 
-def _guess(usual: Trial, loss: Event) -> str:
+def _guess(usual: TriedStep, loss: Event) -> str:
     """Return the loss of a guess that knows nothing of the inputs.
 
     Returns:
@@ -123,7 +123,7 @@ def _reversed(gradients: Any) -> Any:
     return [-0.5 * g for g in gradients]
 
 
-def _term(lines: Lines, name: str, event: Event, usual: Trial, moved: Any) -> None:
+def _term(lines: Lines, name: str, event: Event, usual: TriedStep, moved: Any) -> None:
     """Add what a loss of Keras is given."""
     kind = event.call.path if event.call.of is None else type(event.call.of).__name__
     kind = event.call.path if kind == "LossFunctionWrapper" else kind  # of a loss by name
@@ -159,7 +159,7 @@ def looks_like(array: Array) -> str:
     return "probabilities" if x.size and (x >= 0).all() and (x <= 1 + 1e-5).all() else "numbers"
 
 
-def source_of(target: Array, usual: Trial) -> str:
+def source_of(target: Array, usual: TriedStep) -> str:
     """Return where an array comes from: the batch, inputs of a model, or a computation."""
     flat = as_floats(target).reshape(-1)
     for leaf in leaves_of(usual.batch):
@@ -176,7 +176,7 @@ def source_of(target: Array, usual: Trial) -> str:
     return f"{short(flat[0])} everywhere" if flat.size and (flat == flat[0]).all() else "computed"
 
 
-def _slopes(usual: Trial, number: int) -> Iterator[tuple[str, list[str], str]]:
+def _slopes(usual: TriedStep, number: int) -> Iterator[tuple[str, list[str], str]]:
     """Yield how a loss depends on the outputs of each outermost call of a layer.
 
     Yields:
@@ -220,7 +220,7 @@ def _direction(slope: Array) -> str:
     return "rises" if (x >= 0).all() else "falls and rises"
 
 
-def _towards(slope: Array, output: Array, usual: Trial) -> Iterator[tuple[str, str]]:
+def _towards(slope: Array, output: Array, usual: TriedStep) -> Iterator[tuple[str, str]]:
     """Yield arrays of the batch, and whether a loss falls when outputs move towards them."""
     g, x = as_floats(slope), as_floats(output)
     for leaf in leaves_of(usual.batch):
@@ -237,7 +237,7 @@ def _towards(slope: Array, output: Array, usual: Trial) -> Iterator[tuple[str, s
             yield leaf.name, "falls" if change < 0 else "rises"
 
 
-def _moved(trials: Trials, number: int, event: Event) -> tuple[Trial, Trial, float] | None:
+def _moved(trials: Trials, number: int, event: Event) -> tuple[TriedStep, TriedStep, float] | None:
     """Move the weights that a loss trains along its gradient and themselves, and back.
 
     Returns:
@@ -255,7 +255,7 @@ def _moved(trials: Trials, number: int, event: Event) -> tuple[Trial, Trial, flo
     way = {path: x / norm + share * weights[path] for path, x in gradients.items()}
     expected = norm + abs(along) * abs(share)
     amount = STEP * min(size or 1.0, (abs(loss) + STEP) / norm)
-    found = list[Trial]()
+    found = list[TriedStep]()
     for sign in (1, -1):
         values = {
             path: (weights[path] + sign * amount * x).astype(trials.last.before[path].dtype)
@@ -269,7 +269,7 @@ def _moved(trials: Trials, number: int, event: Event) -> tuple[Trial, Trial, flo
     return found[0], found[1], rise / (2 * amount) / expected
 
 
-def _gradient(lines: Lines, name: str, moved: tuple[Trial, Trial, float] | None) -> None:
+def _gradient(lines: Lines, name: str, moved: tuple[TriedStep, TriedStep, float] | None) -> None:
     if moved is None:
         return
     text, mark = "the slope of the whole loss", ""
@@ -279,7 +279,7 @@ def _gradient(lines: Lines, name: str, moved: tuple[Trial, Trial, float] | None)
     lines.add(name, "gradient is", text, "weights", WIRING, mark)
 
 
-def _twice(trials: Trials) -> Trial | None:
+def _twice(trials: Trials) -> TriedStep | None:
     """Return a step with each row twice; None if rows cannot be counted."""
     if trials.rows is None or not trials.usual.losses:
         return None
@@ -289,7 +289,7 @@ def _twice(trials: Trials) -> Trial | None:
     return trials.attempt("reduction over rows", batch=double, taps={})
 
 
-def _reduction(usual: Trial, twice: Trial, number: int) -> str:
+def _reduction(usual: TriedStep, twice: TriedStep, number: int) -> str:
     a, b = (norm_of_all(x.of(GRADIENTS)[number].by_path.values()) for x in (usual, twice))
     pairs = [(a, b), (usual.losses[number], twice.losses[number])]
     ratios = [log2(y / x) for x, y in pairs if x and y / x > 0]
@@ -309,7 +309,7 @@ def _repeats(lines: Lines, trials: Trials) -> None:
         lines.add(name, "repeats from equal state", equal, "repeated", WIRING, mark, False)
 
 
-def _returned(lines: Lines, usual: Trial) -> None:
+def _returned(lines: Lines, usual: TriedStep) -> None:
     """Add which returned value each loss is, and what other values named `loss` are."""
     losses = usual.losses if usual.of(GRADIENTS) else []
     values = {n: scalar(x) for n, x in usual.values.items() if x.size == 1}

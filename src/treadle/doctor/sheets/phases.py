@@ -7,7 +7,7 @@ import numpy as np
 from ...steps.probes import DRAW, METRIC
 from ..numbers import scalar, shape_of
 from ..recording import Event
-from ..trials import Trial, Trials, leaves_of
+from ..trials import Trials, TriedStep, leaves_of
 from .influences import effects
 from .lines import EFFECT, NUMBER, WIRING, Line, Lines, names_of, range_of, short
 from .losses import looks_like, source_of
@@ -66,7 +66,7 @@ def evaluation_facts(trials: Trials) -> list[Line]:
     return lines.found
 
 
-def _random(lines: Lines, trials: Trials, evaluation: Trial) -> None:
+def _random(lines: Lines, trials: Trials, evaluation: TriedStep) -> None:
     paths = [trials.state.path_of(variable) for variable in trials.state.seeds]
     seeds = {
         path: evaluation.before[path] + np.ones_like(evaluation.before[path])
@@ -84,7 +84,7 @@ def _random(lines: Lines, trials: Trials, evaluation: Trial) -> None:
     lines.add("eval_step", "random numbers change its results", random, "seeds", WIRING, mark)
 
 
-def _same_batch(lines: Lines, trials: Trials, evaluation: Trial) -> None:
+def _same_batch(lines: Lines, trials: Trials, evaluation: TriedStep) -> None:
     """Add how outputs of a model for the training batch differ between training and evaluation."""
     usual = trials.usual
     shapes = [[leaf.array.shape[1:] for leaf in leaves_of(t.batch)] for t in (evaluation, usual)]

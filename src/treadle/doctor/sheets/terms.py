@@ -8,7 +8,7 @@ from keras import ops
 
 from ...steps.probes import ADDED_LOSS
 from ..numbers import as_floats
-from ..trials import Trial, Trials
+from ..trials import Trials, TriedStep
 
 NEAR: Final = 0.1
 """How far the measured change may be from the expected one, relative to it."""
@@ -46,7 +46,7 @@ class Terms:
             for variable in regular.values():
                 stack.callback(setattr, variable, "regularizer", variable.regularizer)
                 variable.regularizer = _doubled(variable.regularizer)
-            self.trial: Trial | None = trials.attempt("regularization", changes=changes)
+            self.trial: TriedStep | None = trials.attempt("regularization", changes=changes)
 
     def in_loss(self, trials: Trials, number: int) -> str:
         """Return whether they are in a loss; empty if there are none."""

@@ -37,7 +37,7 @@ OF_THE_MOMENT: Final = frozenset(
 """Functions that return the time, process-specific values, or unseeded random generators."""
 
 
-class Attributes:
+class PlainValues:
     """Plain Python values by path.
 
     Attributes:
@@ -45,7 +45,7 @@ class Attributes:
         calls: The functions of `OF_THE_MOMENT` that a function calls, by that function's name.
 
     Example:
-        >>> attributes = Attributes()
+        >>> attributes = PlainValues()
         >>> attributes.take({"seen": [1, 2], "rate": 0.5}, "task")
         >>> attributes.found
         {"task['seen']": 'list of 2: [1, 2]', "task['rate']": '0.5'}

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from ...errors import ConfigurationError, whole_number_or_none
-from .comparing import Difference, Written, cause, compared_lines, differences_between, suspects
+from .comparing import Mismatch, Written, cause, compared_lines, differences_between, suspects
 from .processes import Maker, run_all
 
 EXACT, WITHIN, DIFFERS = "exact", "within rounding", "differs"
@@ -52,7 +52,7 @@ class Check:
     name: str
     result: str
     compared: str
-    findings: tuple[Difference, ...] = ()
+    findings: tuple[Mismatch, ...] = ()
     cause: str = ""
     suspects: tuple[str, ...] = ()
 
@@ -138,7 +138,7 @@ def judged(name: str, straight: Written, killed: Written, resumed: Written) -> C
         checks[1] = _resumed(straight, resumed, middle)
     for which, text in straight.outcome.get("checks", {}).items():
         what, good = IN_ONE_PROCESS[which]
-        found = (Difference("value", None, "", text),) if text else ()
+        found = (Mismatch("value", None, "", text),) if text else ()
         checks.append(Check(what, DIFFERS if text else good, ON_THIS_DATA, found))
     holds_for = dict(saved[max(saved)].values) if saved else {}
     if straight.outcome.get("deterministic"):
@@ -179,7 +179,7 @@ def _resumed(straight: Written, resumed: Written, middle: int) -> Check:
     if last not in resumed.saved:
         end = max(resumed.saved, default=0)
         text = f"one run ended after {last} steps, the resumed one after {end}"
-        return Check(RESUMED, DIFFERS, "the logs", (Difference("value", None, "", text),))
+        return Check(RESUMED, DIFFERS, "the logs", (Mismatch("value", None, "", text),))
     names = "the straight run", "the resumed run"
     return _compared(RESUMED, straight, resumed, (middle, last), names)
 
@@ -209,7 +209,7 @@ def _refused(name: str, compared: str, run: Written, who: str) -> Check:
     """Return the check of a process that failed."""
     error = run.outcome["error"]
     text = "; ".join([f"{error['type']}: {error['message']}", *error["notes"]])
-    finding = Difference("refused", None, error["type"], f"{who} failed with {text}")
+    finding = Mismatch("refused", None, error["type"], f"{who} failed with {text}")
     return Check(name, REFUSED, compared, (finding,))
 
 

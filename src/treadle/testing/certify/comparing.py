@@ -56,7 +56,7 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Difference:
+class Mismatch:
     """A difference or an error that was found.
 
     Attributes:
@@ -95,7 +95,7 @@ def compared_lines(
 
 def differences_between(
     these: Sequence[Entry], those: Sequence[Entry], names: tuple[str, str]
-) -> list[Difference]:
+) -> list[Mismatch]:
     """Return the first difference of each kind, in the order of steps.
 
     Args:
@@ -103,7 +103,7 @@ def differences_between(
         those: The lines of the process to compare with it.
         names: The names of the two processes in messages.
     """
-    found: list[Difference] = []
+    found: list[Mismatch] = []
     for kind in KINDS:
         pairs = zip_longest(*([x for x in part if x.kind == kind] for part in (these, those)))
         each = (_difference(kind, one, other, names) for one, other in pairs)
@@ -114,12 +114,12 @@ def differences_between(
 
 def _difference(
     kind: str, one: Entry | None, other: Entry | None, names: tuple[str, str]
-) -> Difference | None:
+) -> Mismatch | None:
     """Return how two lines differ: in their places, or in the bits of a value."""
     if one is None or other is None or (one.step, one.title) != (other.step, other.title):
         lines = [(x.step, i, x.title) for i, x in enumerate((one, other)) if x is not None]
         step, i, title = min(lines)
-        return Difference(kind, step, "", f"only {names[i]} has {title}")
+        return Mismatch(kind, step, "", f"only {names[i]} has {title}")
     missing = object()
     these, those = one.values, other.values
     paths = [
@@ -141,7 +141,7 @@ def _difference(
         begun = one.title + ("," if kind in ("start", "variable") else ":")
         both = f"{these[path]} in {names[0]}, but {those[path]} in {names[1]}"
         text = f"{begun} {path} is {both}"
-    return Difference(kind, one.step, path, text)
+    return Mismatch(kind, one.step, path, text)
 
 
 _UNSEEDED = "on something that no seed controls: the time, or a generator without a seed"
@@ -175,7 +175,7 @@ _ALWAYS: Final[Mapping[str, str]] = {
 
 
 def cause(
-    found: Sequence[Difference],
+    found: Sequence[Mismatch],
     first: int,
     inexact: str | None,
     about: Mapping[str, Any],
@@ -206,7 +206,7 @@ def cause(
 
 
 def suspects(
-    a: Written, b: Written, between: tuple[int, int], found: Sequence[Difference]
+    a: Written, b: Written, between: tuple[int, int], found: Sequence[Mismatch]
 ) -> list[str]:
     """Describe the user's plain Python values that differ, the likely causes first.
 

@@ -30,7 +30,7 @@ from ...hooks import Checkpoint
 from ...loop import Loop
 from ...run.circumstances import circumstances
 from .. import compiled_equals_eager, fused_equals_unfused
-from .attributes import Attributes
+from .attributes import PlainValues
 from .comparing import Entry
 
 Part = Literal["straight", "killed", "resumed"]
@@ -211,7 +211,7 @@ class DrillRecorder(Hook):
         return {}
 
     def _write_attributes(self, step: int) -> None:
-        attributes = Attributes()
+        attributes = PlainValues()
         for name, part in attributes_of(self._subject.task).items():
             attributes.take(part, f"task.{name}")
         attributes.take(self._subject.task, "task")

@@ -16,7 +16,7 @@ from .passes import has_poolings, simplified
 from .recording import recording
 from .rounding import COMPILED, SUMMED
 from .tape import Tape
-from .trials import Around, Trials, step_number, tensors_of, undone
+from .trials import Around, ReplayTrials, step_number, tensors_of, undone
 
 Made = TypeVar("Made")
 
@@ -58,7 +58,7 @@ class Prover:
             return str(refused)
         except Exception as error:  # the step's own errors are raised again when it runs eagerly
             return in_one_line(error)
-        trials = Trials(self._program, self._around)
+        trials = ReplayTrials(self._program, self._around)
         why = trials.difference(plain, batches)
         if why:
             return why
@@ -136,7 +136,10 @@ class Prover:
 
 
 def _proven(
-    compiled: Captured, graphs: list[GraphReplay] | None, trials: Trials, batches: Sequence[Any]
+    compiled: Captured,
+    graphs: list[GraphReplay] | None,
+    trials: ReplayTrials,
+    batches: Sequence[Any],
 ) -> str:
     """Return how a compiled step differs, or an empty string; without graphs if these fail.
 

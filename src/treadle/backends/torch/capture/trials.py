@@ -94,7 +94,7 @@ class _Outcome:
         return found
 
 
-class Trials:
+class ReplayTrials:
     """Compares eager steps with their replays.
 
     Args:
