@@ -1,7 +1,7 @@
 """Eighty small programs, each in a sound form and with one mistake that trains on in silence.
 
-Their author had seen neither the doctor nor its tests. `python -m tests.doctor.differences
---foreign` says how often the difference of two sheets names the culprit.
+Their author had seen neither the doctor nor its tests. `python -m tests.doctor.differences` says
+how often the difference of two sheets names the culprit.
 """
 
 # pyright: reportArgumentType=false, reportFunctionMemberAccess=false
