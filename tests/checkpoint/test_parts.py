@@ -24,7 +24,7 @@ from treadle.core.logs import Record
 from treadle.core.progress import Progress
 from treadle.core.split_arrays import Grid, StoredParts
 from treadle.errors import CheckpointError
-from treadle.hooks import SavedState as SavingHook
+from treadle.hooks import Checkpoint
 
 NEWEST = "step-000000000012"
 ROWS = (((0, 1, 3), (0,)), (0, 1, 1))
@@ -239,7 +239,7 @@ def test_parts_in_another_directory_fail_the_save(tmp_path: Path, monkeypatch: A
 
 def test_a_failed_save_does_not_change_when_the_chief_saves_next(monkeypatch: Any) -> None:
     """The other processes know nothing of the failure, and save the best state now."""
-    hook = SavingHook(keep_best=1, monitor="val_loss")
+    hook = Checkpoint(keep_best=1, monitor="val_loss")
     failed = MagicMock(busy=False, check=MagicMock(side_effect=CheckpointError("disk full")))
     monkeypatch.setattr(hook, "_saved", failed)
     monkeypatch.setattr("treadle.hooks.checkpoint._is_split", lambda loop: True)
