@@ -90,6 +90,17 @@ else:
         alg=tf.random.Algorithm.PHILOX.value,
         counter=tf.constant([2**64 - 5, 1], tf.uint64),
     )
+    DRAWS["poisson"] = lambda n, seed: tf.random.stateless_poisson([n, 3], [seed, 0], 2.5)
+
+    def of_generator(n: int, seed: int) -> Any:
+        generator = tf.random.Generator.from_seed(seed, alg="philox")
+        generator.normal([n, 3])
+        return generator.uniform([n, 3])
+
+    DRAWS["second-of-generator"] = of_generator
+    DRAWS["generator-of-graph"] = lambda n, seed: tf.function(
+        lambda generator: [generator.normal([n, 3]), generator.normal([n, 3])][1], autograph=False
+    )(tf.random.Generator.from_seed(seed, alg="philox"))
     for name in ("normal", "uniform", "truncated-normal"):
         DRAWS[f"{name}-xla"] = lambda n, seed, draw=DRAWS[name]: tf.function(
             lambda: draw(n, seed), jit_compile=True, autograph=False
@@ -150,6 +161,27 @@ def largest(draw: Callable[[], Any]) -> int:
     with Sizes():
         draw()
     return max(sizes)
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="of TensorFlow")
+@pytest.mark.parametrize("name", ["poisson", "shuffle", "stateless_shuffle", "truncated"])
+def test_a_draw_that_cannot_be_divided_is_refused(name: str) -> None:
+    import tensorflow as tf
+
+    stateless: Any = tf.random.experimental.stateless_shuffle
+    calls: dict[str, Callable[[], Any]] = {
+        "poisson": lambda: tf.random.poisson([4], 2.0),
+        "shuffle": lambda: tf.random.shuffle(tf.zeros([4])),
+        "stateless_shuffle": lambda: stateless(tf.zeros([4]), [1, 2]),
+        "truncated": lambda: tf.random.stateless_parameterized_truncated_normal([4], [1, 2]),
+    }
+    mine = OwnRows(process(0), 8, Seen())
+    with pytest.raises(StepError) as raised, process(0).patched(), computing(mine):
+        calls[name]()
+    assert str(raised.value) == (
+        "the step draws with a function of tf.random that several processes cannot divide: draw "
+        "with keras.random, or train with one process"
+    )
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="of TensorFlow")

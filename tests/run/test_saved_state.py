@@ -124,11 +124,11 @@ class Foreign(treadle.Hook):
 
 
 def test_a_damaged_state_of_a_hook_is_named():
-    found = saved(hooks={"SavedState": {"measured": None, "meant": True}, "Foreign": {"a": 1}})
+    found = saved(hooks={"Checkpoint": {"measured": None, "meant": True}, "Foreign": {"a": 1}})
     with pytest.raises(CheckpointError) as caught:
         HookDispatcher([treadle.hooks.Checkpoint()]).restore(found)
     assert str(caught.value) == (
-        f"{DAMAGED}the state of the hook SavedState cannot be restored (TypeError: 'bool' object "
+        f"{DAMAGED}the state of the hook Checkpoint cannot be restored (TypeError: 'bool' object "
         f"is not iterable){ADVICE}"
     )
     with pytest.raises(TypeError, match="its own"):

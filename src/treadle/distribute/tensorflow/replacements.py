@@ -74,6 +74,17 @@ def of_logits(original: Call, logits: Any, **kwargs: Any) -> Any:
     return mine.rows_of(original(logits=mine.padded(logits, 0), **kwargs))
 
 
+def advanced(original: Call, delta: Any, **kwargs: Any) -> Any:
+    """Advance a `tf.random.Generator` by the numbers that all processes draw."""
+    sizes = delta
+    while not tf.executing_eagerly() and sizes.op.type in ("Cast", "Prod"):
+        sizes = sizes.op.inputs[0]  # the shape: `get_static_value` computes no product
+    mine, whole = _whole((math.prod(_static(sizes)),))
+    if mine is not None and whole is not None:
+        delta = tf.constant(whole[0], delta.dtype)
+    return original(delta=delta, **kwargs)
+
+
 def shuffled(original: Call, x: Any, axis: int = 0, seed: Any = None) -> Any:
     """Shuffle a tensor, unless it has the rows of a batch.
 
@@ -130,9 +141,13 @@ DRAWS: Final[Mapping[str, Call]] = {
     "StatelessTruncatedNormalV2": of_parameters(),
     "StatelessRandomGammaV3": of_parameters(alpha=1),
     "StatelessRandomBinomial": of_parameters(counts=1, probs=0.5),
+    "StatelessRandomPoisson": of_parameters(lam=1),
     "StatelessMultinomial": of_logits,
+    "RngReadAndSkip": advanced,
     "RandomPoissonV2": refused,
     "RandomShuffle": refused,
+    "StatelessParameterizedTruncatedNormal": refused,
+    "StatelessShuffle": refused,
 }
 """What replaces an operation that draws while a step runs."""
 
@@ -146,7 +161,7 @@ REPLACEMENTS: Final[Mapping[Internal, Call]] = {
 
 
 def _static(shape: Any) -> tuple[int, ...]:
-    """Return a shape as numbers.
+    """Return a shape, or a number, as numbers.
 
     Raises:
         StepError: It is not known before the step runs.
@@ -159,7 +174,7 @@ def _static(shape: Any) -> tuple[int, ...]:
             "the shape of a random draw depends on values, so that several processes cannot divide "
             "it: draw for a shape that follows from the shapes of the batch"
         )
-    return tuple(int(size) for size in found)
+    return tuple(int(size) for size in found.flat)
 
 
 def _whole(shape: tuple[int, ...]) -> tuple[OwnRows | None, tuple[int, ...] | None]:
