@@ -1,16 +1,5 @@
-"""`treadle report`: what it writes and serves, and what a browser shows of it."""
+"""`treadle report`: what it writes, and what a browser shows of it."""
 
-import http.client
-import json
-import os
-import signal
-import socket
-import struct
-import subprocess
-import sys
-import threading
-import urllib.request
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,11 +9,7 @@ from tests.browser import Browser
 from tests.cli_runs import treadle
 from tests.report.test_report import EVIL, evil_run, long_run
 from tests.report_directories import data_in, log_of, write_health, write_run
-from tests.waiting import WATCHDOG
-from treadle.errors import ConfigurationError
-from treadle.report import server as serving
 from treadle.report.page import write
-from treadle.report.server import ReportServer
 
 needs_browser = pytest.mark.skipif(browser.executable() is None, reason=browser.WHY)
 WHOLE = "document.documentElement"
@@ -37,7 +22,6 @@ PLOT = (
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(serving._Handler, "timeout", WATCHDOG)  # for a client that is slow here
 
 
 # The command
@@ -54,8 +38,6 @@ def test_report_writes_a_page_and_names_it():
     ("arguments", "message"),
     [
         (["none"], "there is no folder none: name a run directory, or a folder that holds some"),
-        (["runs/a", "--serve", "-o", "x"], "--serve writes no file: leave out --out"),
-        (["runs/a", "--port", "80"], "--port is the port of --serve: add --serve"),
         (["runs/a", "--open"], "no browser could be started: open file://"),
     ],
 )
@@ -71,125 +53,6 @@ def test_open_shows_the_file(monkeypatch):
     write_run("runs/a")
     treadle("report", "runs/a", "--open")
     assert opened == [Path("runs/a/report.html").absolute().as_uri()]
-
-
-# The server
-
-
-@contextmanager
-def served(*roots):
-    with ReportServer([Path(root) for root in roots]) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-def ask(server, path="/", host=None, method="GET"):
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=WATCHDOG)
-    connection.request(method, path, headers={"Host": host or f"localhost:{server.server_port}"})
-    answer = connection.getresponse()
-    return answer.status, answer.read().decode(), dict(answer.getheaders())
-
-
-def test_only_the_page_and_its_data_are_served():
-    write_run("runs/a")
-    with served("runs") as server:
-        status, text, headers = ask(server)
-        assert status == 200 and data_in(text)["runs"][0]["name"] == "a"
-        assert "connect-src 'self'" in text and 'data-live="yes"' in text
-        assert headers["Cache-Control"] == "no-store" and headers["X-Frame-Options"] == "DENY"
-        assert json.loads(ask(server, "/data.json?x=1")[1]) == data_in(text)
-        for path in ("/run.json", "/runs/", "/../", "/a/run.json", "/data.json/"):
-            status, text, _ = ask(server, path)
-            assert (status, "there is nothing here" in text) == (404, True)
-        assert ask(server, method="POST")[0] == ask(server, method="PUT")[0] == 501
-
-
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:{}", "127.0.0.1", "localhost", ""])
-def test_requests_for_another_host_are_rejected(host):
-    write_run("runs/a")
-    with served("runs") as server:
-        status, text, _ = ask(server, "/data.json", host.format(server.server_port) or " ")
-        assert status == 403 and text == f"open {server.url}: other hosts are rejected"
-        assert server.server_address[0] == "127.0.0.1"
-
-
-def test_odd_requests_print_nothing_and_change_nothing(capsys):
-    path = write_run("runs/a")
-    before = (path / "run.json").read_bytes()
-    with served("runs") as server:
-        host = f"Host: 127.0.0.1:{server.server_port}".encode()
-        for request, answer in (
-            (b"GET /../../etc/passwd HTTP/1.1\r\n" + host, b" 404 "),
-            (b"GET http://evil.example/ HTTP/1.1\r\n" + host, b" 404 "),
-            (b"GET / HTTP/1.1\r\nHost: evil.example\r\n" + host, b" 403 "),
-            (b"GET / HTTP/1.0", b" 403 "),
-            (b"POST / HTTP/1.1\r\n" + host + b"\r\nContent-Length: 999999999999", b" 501 "),
-            (b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n" + host, b" 414 "),
-            (b"GET / HTTP/1.1\r\nA: " + b"b" * 100_000, b" 431 "),
-            (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 500 + host, b" 431 "),
-        ):
-            with socket.create_connection(server.server_address, timeout=10) as link:
-                link.sendall(request + b"\r\n\r\n")
-                assert answer in link.recv(100), request[:50]
-        for _ in range(20):  # clients that are gone before they have the answer
-            with socket.create_connection(server.server_address, timeout=10) as link:
-                link.sendall(b"GET / HTTP/1.1\r\n" + host + b"\r\n\r\n")
-                link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        assert ask(server)[0] == 200
-    assert capsys.readouterr() == ("", "")
-    assert (path / "run.json").read_bytes() == before
-
-
-def test_new_values_and_runs_appear(monkeypatch):
-    monkeypatch.setattr(serving, "INTERVAL", 0.0)
-    path = write_run("runs/a")
-    with served("runs") as server:
-        before = ask(server, "/data.json")[1]
-        assert ask(server, "/data.json")[1] == before  # also the time of writing
-        with (path / "log.jsonl").open("a") as file:
-            file.write('{"step": 9, "loss": 0.25}\n')
-        write_run("runs/b")
-        runs = json.loads(ask(server, "/data.json")[1])["runs"]
-        assert [run["name"] for run in runs] == ["a", "b"]
-        assert runs[0]["curves"][0]["y"][-1] == 0.25
-        for run in ("a", "b"):
-            (Path("runs") / run / "run.json").unlink()
-        status, text, _ = ask(server, "/data.json")
-        assert status == 503 and text.startswith("runs holds no run")
-
-
-def test_a_port_in_use_is_explained():
-    write_run("runs/a")
-    with served("runs") as server:
-        port = server.server_port
-        with pytest.raises(ConfigurationError, match=f"--port {port}: cannot serve there .*Choose"):
-            ReportServer([Path("runs")], port)
-
-
-def test_serve_ends_with_an_interrupt():
-    write_run("runs/a")
-    command = [sys.executable, "-c", "from treadle.cli import main; main()"]
-    process = subprocess.Popen(
-        [*command, "report", "runs", "--serve"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )
-    try:
-        line = process.stdout.readline()
-        address = line.split()[1]
-        assert urllib.request.urlopen(address, timeout=WATCHDOG).status == 200
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=WATCHDOG)
-    finally:
-        process.kill()
-    assert process.returncode == 0 and "the server has ended" in errors
 
 
 # In a browser
@@ -363,23 +226,3 @@ def test_a_long_run_opens_and_pans_with_few_points(page):
     assert page.evaluate("charts.view.range") == pytest.approx([40_000, 60_000])
     assert page.evaluate(points) < 10_000
     assert page.messages == []
-
-
-@pytest.mark.long
-@needs_browser
-def test_a_served_page_shows_new_values_and_keeps_the_zoom(page, monkeypatch):
-    monkeypatch.setattr(serving, "INTERVAL", 0.0)
-    path = write_run("runs/a", log_of([1.0] * 8))
-    with served("runs") as server:
-        page.open(server.url)
-        drawn(page)
-        page.evaluate("charts.zoom([2, 4])")
-        with (path / "log.jsonl").open("a") as file:
-            file.write('{"step": 9, "loss": 0.25}\n')
-        page.evaluate("page.update()")
-        page.wait_frames()
-        assert page.evaluate("charts.drawn[0].curves[0].curve.y.at(-1)") == 0.25
-        assert page.evaluate("charts.view.range") == [2, 4]
-        assert page.messages == []
-    page.evaluate("page.update()")
-    assert "the server has ended" in page.evaluate("subtitle.textContent")

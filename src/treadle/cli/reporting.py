@@ -1,4 +1,4 @@
-"""The `treadle report` command: writes a report of runs, or serves it while they train."""
+"""The `treadle report` command: writes a report of runs."""
 
 import webbrowser
 from dataclasses import dataclass
@@ -26,12 +26,6 @@ class ReportOptions:
         "-o",
     )
     open_: bool = flag("Open the report in a browser.", PRINTED)
-    serve: bool = flag(
-        "Serve the report on this machine until Ctrl-C, and refresh it while runs train.", PRINTED
-    )
-    port: int = option(
-        "The port of --serve; default: one that is free.", "N", PRINTED, min=0, max=65535, default=0
-    )
 
 
 @command()
@@ -45,34 +39,13 @@ def report(options: ReportOptions) -> None:
       treadle report runs/mine --open
       treadle report runs/first runs/second -o comparison.html
       treadle report runs/digits-tune
-      treadle report runs --serve
     """
-    if options.serve and options.out is not None:
-        raise ConfigurationError("--serve writes no file: leave out --out")
-    if options.port and not options.serve:
-        raise ConfigurationError("--port is the port of --serve: add --serve")
-    if options.serve:
-        _serve(options.directories, options.port, options.open_)
-        return
     from ..report import page  # late: it imports NumPy
 
     path = page.write(options.directories, options.out)
     output.print_line(f"report: {path}")
     if options.open_:
         show(path.absolute().as_uri())
-
-
-def _serve(directories: list[Path], port: int, open_: bool) -> None:
-    from ..report.server import ReportServer  # late: it imports NumPy
-
-    with ReportServer(directories, port) as server:
-        output.print_line(f"report: {server.url} (on this machine only; Ctrl-C ends it)")
-        if open_:
-            show(server.url)
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            output.note("the server has ended")
 
 
 def show(address: str) -> None:

@@ -233,12 +233,11 @@ def _drop_curves(runs: Sequence[dict[str, Any]], charts: Sequence[dict[str, Any]
                 curve |= {name: [] for name in ("x", "y", "mx", "my") if name in curve}
 
 
-def rendered(data: Any, live: bool = False) -> str:
+def rendered(data: Any) -> str:
     """Return the page.
 
     Args:
         data: What `report_data` returned.
-        live: Whether the page asks the server that it came from for new data.
     """
     styles, scripts = (["\n" + _asset(name) for name in names] for names in (_STYLES, _SCRIPTS))
     policy = {
@@ -246,7 +245,7 @@ def rendered(data: Any, live: bool = False) -> str:
         "style-src": " ".join(map(_hash, styles)),
         "script-src": " ".join(map(_hash, scripts)),
         "img-src": "data:",
-        "connect-src": "'self'" if live else "'none'",
+        "connect-src": "'none'",
         "base-uri": "'none'",
         "form-action": "'none'",
         "require-trusted-types-for": "'script'",  # scripts cannot parse a text as HTML
@@ -255,7 +254,6 @@ def rendered(data: Any, live: bool = False) -> str:
         "policy": "; ".join(f"{name} {value}" for name, value in policy.items()),
         "styles": "".join(f"<style>{text}</style>\n" for text in styles),
         "license": _asset("uPlot.LICENSE"),
-        "live": "yes" if live else "no",
         "data": harmless_json(data),
         "scripts": "".join(f"<script>{text}</script>\n" for text in scripts),
     }

@@ -3,7 +3,6 @@
 
 const page = {
   data: null,
-  live: document.documentElement.dataset.live === "yes",
   onlyDifferences: true,
 
   start() {
@@ -19,7 +18,6 @@ const page = {
     });
     page.controls();
     page.show(JSON.parse(document.getElementById("data").textContent));
-    if (page.live) setInterval(page.update, 5000);
   },
 
   remembered(name) {
@@ -27,19 +25,6 @@ const page = {
   },
 
   theme(name) { document.documentElement.classList.toggle("dark", name === "dark"); },
-
-  /** Ask the server for new data, and show them with the same zoom and choices. */
-  async update() {
-    if (document.hidden) return;
-    try {
-      const answer = await fetch("data.json", { cache: "no-store" });
-      const text = await answer.text();
-      if (answer.ok && text !== page.text) {
-        page.text = text;
-        page.show(JSON.parse(text));
-      }
-    } catch { document.getElementById("subtitle").textContent = "the server has ended: the page shows what it last read"; }
-  },
 
   show(data) {
     page.data = data;
