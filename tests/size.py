@@ -278,7 +278,7 @@ def in_a_new_process(backend: str) -> dict[str, float]:
 def rows(backends: list[str]) -> Iterator[tuple[str, float, float]]:
     """Yield each count with its limit; those of a run are counted in a process for each backend."""
     for name, count in of_source().items():
-        yield name, count, LIMITS.get(name) or LEAST[name]
+        yield name, count, {**LIMITS, **LEAST}[name]
     for backend in backends:
         for name, count in in_a_new_process(backend).items():
             yield f"{backend}: {name}", count, LIMITS_OF_RUNS[name][backend]

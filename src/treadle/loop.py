@@ -11,7 +11,7 @@ earlier process completed do nothing, and the interrupted call resumes from the 
 Hooks see a loop as `core.hook.LoopView`.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ from .data import as_source
 from .distribute import check_joined
 from .errors import ConfigurationError, whole_number_or_none
 from .run.arguments import checked_hooks, checked_options, checked_task, narrow_parts
-from .run.calls import Calls
+from .run.calls import Calls, closed_at_exit
 from .run.engine import Engine
 from .run.habits import OF_FIT, OF_LOOP, OF_LOOPS, never_called
 from .run.run import Run
@@ -208,7 +208,8 @@ class Loop:
             except RolledBack as error:
                 calls.roll_back(error)
 
-    def epochs(self, count: int | None = None) -> Iterator[int]:
+    @closed_at_exit
+    def epochs(self, count: int | None = None) -> Generator[int]:
         """Yield the number of each epoch, from 0, and record the epoch after the loop body.
 
         The body may train on several sources: each is read from its first batch, or continues if
@@ -237,7 +238,8 @@ class Loop:
             run.resume.assign_what_exists()
             call.was_complete = run.resume.state is not None
 
-    def steps(self, source: Any, every: str = "1 step") -> Iterator[Logs]:
+    @closed_at_exit
+    def steps(self, source: Any, every: str = "1 step") -> Generator[Logs]:
         """Train for one epoch of a source and yield logs at regular intervals.
 
         The epoch continues after the last batch trained on if an earlier call left it unfinished,

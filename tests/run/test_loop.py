@@ -1,6 +1,9 @@
 """The loop: its parts, its order, and what it leaves untouched."""
 
+import os
+import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -12,7 +15,9 @@ from keras import ops
 from loops import ROWS, arrays, loop_of, make, same, source
 
 import treadle
+from tests import forked
 from treadle import data
+from treadle.checkpoint import Checkpoints
 from treadle.errors import DataError, StateError, TreadleWarning
 
 
@@ -91,6 +96,26 @@ def test_leaving_an_epoch_by_a_break_begins_the_next() -> None:
     assert loop.progress.step == 10
     assert loop.progress.epoch == 2
     assert len(loop.history.epochs) == 2
+
+
+HELD = """
+import numpy as np
+import treadle
+from tests.line import Line
+
+loop = treadle.Loop(Line(), "run", console=False)
+steps = loop.steps(treadle.data.from_arrays(np.ones((8, 3), "float32"), batch_size=2))
+next(steps), next(steps)
+"""
+
+
+def test_a_script_that_ends_within_an_epoch_saves_its_last_step(tmp_path: Path) -> None:
+    command = [forked.python(), "-c", HELD]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env)
+    assert done.returncode == 0 and "Exception ignored" not in done.stderr
+    found = Checkpoints(tmp_path / "run" / "checkpoints").latest()
+    assert found is not None and found.progress.step == 2
 
 
 def test_a_call_that_ends_within_an_epoch_is_recorded() -> None:

@@ -81,7 +81,7 @@ class Checkpoints:
     @property
     def busy(self) -> bool:
         """Whether a checkpoint is being written."""
-        return any(not future.done() for future in self._pending)
+        return bool(self._pending) and not self._pending[-1].done()
 
     def save(self, checkpoint: SavedState, temporary: str | None = None) -> bool:
         """Start writing a checkpoint in the background thread.
@@ -107,13 +107,13 @@ class Checkpoints:
             draft = Draft(checkpoint, temporary)
         except CheckpointError as error:  # `check` reports it like an error of the thread
             if temporary is not None:
-                self._pending.append(self._writer.submit(self._discard, temporary, error))
+                self._start(self._discard, temporary, error)
                 return True
             failed: Future[None] = Future()
             failed.set_exception(error)
             self._pending.append(failed)
             return True
-        self._pending.append(self._writer.submit(self._write, draft))
+        self._start(self._write, draft)
         return True
 
     def save_parts(self, checkpoint: SavedState, temporary: str) -> None:
@@ -131,7 +131,14 @@ class Checkpoints:
         self.check()
         split = split_arrays(checkpoint)
         check_count(split)
-        self._pending.append(self._writer.submit(self._write_parts, split, temporary))
+        self._start(self._write_parts, split, temporary)
+
+    def _start(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Run a function in the background thread; here if the interpreter exits."""
+        try:
+            self._pending.append(self._writer.submit(work, *arguments))
+        except RuntimeError:  # no thread starts anymore
+            work(*arguments)
 
     def check(self) -> None:
         """Raise the error of the last finished save, once. Does not wait.

@@ -1,9 +1,12 @@
 """The calls of a loop that train: how they are numbered, skipped, begun and ended."""
 
+import atexit
 import warnings
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+from weakref import WeakSet
 
 from ..backends.hints import device_lost
 from ..checkpoint.run_files import averaged
@@ -21,6 +24,35 @@ from .call import Call, Kind
 from .run import Run
 from .state import RunState
 from .validation import Validation
+
+_Arguments = ParamSpec("_Arguments")
+_Value = TypeVar("_Value")
+_open: WeakSet[Generator[Any]] = WeakSet()
+
+
+def closed_at_exit(
+    method: Callable[_Arguments, Generator[_Value]],
+) -> Callable[_Arguments, Generator[_Value]]:
+    """Return a method whose generators are closed when the interpreter exits.
+
+    A script may end while it holds `steps = loop.steps(…)`. Python closes such a generator after it
+    has cleared modules, when nothing can be saved anymore.
+    """
+
+    @wraps(method)
+    def begin(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Generator[_Value]:
+        generator = method(*args, **kwargs)
+        _open.add(generator)
+        atexit.unregister(_close)
+        atexit.register(_close)  # as the last, so that it runs before processes leave their group
+        return generator
+
+    return begin
+
+
+def _close() -> None:
+    for generator in list(_open):
+        generator.close()
 
 
 class Calls:
