@@ -341,8 +341,14 @@ def test_no_end_of_training_after_an_error() -> None:
     assert "on_train_begin" in methods and "on_train_end" not in methods
 
 
-@pytest.mark.parametrize("name", ["up", "down"])
-def test_the_name_of_a_metric_is_not_its_direction(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "metric", "mode"),
+    [
+        ("up", keras.metrics.MeanSquaredError, "min"),
+        ("down", keras.metrics.BinaryAccuracy, "max"),
+    ],
+)
+def test_a_metric_has_its_direction_whatever_its_name(name: str, metric: Any, mode: str) -> None:
     callback = keras.callbacks.EarlyStopping(f"val_{name}")
-    set_direction(callback, {name: keras.metrics.MeanSquaredError(name=name)})
-    assert callback.mode == "min"
+    set_direction(callback, {name: metric(name=name)})
+    assert callback.mode == mode
