@@ -275,4 +275,4 @@ def _is_split(loop: LoopView) -> bool:
     """Return whether other processes hold parts of variables, which must all be read together."""
     from ..backends.base import active  # late: it imports Keras
 
-    return active().is_split(loop.state.variables.values())
+    return process_group().size > 1 and active().is_split(loop.state.variables.values())

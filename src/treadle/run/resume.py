@@ -330,11 +330,11 @@ class Resume:
         """
         warnings: list[str] = []
         self.values_begun = self._values.values()
-        state = State.discover(self._task)
-        kept = state.keep() if may_assign and self._hooks_had_started else {}
+        state = State.discover(self._task) if self._hooks_had_started else None
+        kept = state.keep() if state is not None and may_assign else {}
         with self._values.starting(reverted=self._hooks_had_started):
             yield warnings
-        if not self._hooks_had_started:
+        if state is None:
             return
         state.put_back(kept)
         self._missing = self._values.missing(self._missing)
