@@ -137,26 +137,6 @@ def test_a_run_killed_around_its_last_checkpoint(tmp_path: Path, body: Any, part
         require_equal(directory, straight)
 
 
-@pytest.mark.long
-def test_a_run_interrupted_at_its_end_again_and_again(tmp_path: Path) -> None:
-    straight = tmp_path / "straight"
-
-    class DyingInEnd(treadle.Hook):
-        def __init__(self, dies: bool) -> None:
-            self.dies = dies
-
-        def end(self, loop: Any, error: Any) -> None:
-            if self.dies:
-                raise OSError("killed")
-
-    run(straight, by_epochs, hooks=[calm(), DyingInEnd(False)])
-    for _ in range(3):
-        with pytest.raises(OSError, match="killed"):
-            run(tmp_path / "cut", by_epochs, hooks=[calm(), DyingInEnd(True)])
-    run(tmp_path / "cut", by_epochs, hooks=[calm(), DyingInEnd(False)])
-    require_equal(tmp_path / "cut", straight)
-
-
 def test_a_changed_state_of_the_same_step_is_saved_again(tmp_path: Path) -> None:
     """Code after the last step may change variables: the final checkpoint contains them."""
 

@@ -442,11 +442,6 @@ def test_objects_that_the_script_replaces_between_calls(tmp_path: Path) -> None:
     same_run(cut(tmp_path / "cut", 3, 6, 11, body=body), straight)
 
 
-def test_without_checkpoints_any_value_may_change() -> None:
-    loop = run(None, [treadle.at("6 steps", replace_optimizer)])
-    assert loop.history["note"][0].startswith("recompiled because optimizer changed from one SGD")
-
-
 def test_an_attribute_that_a_hook_added_is_named_in_a_warning(tmp_path: Path, capsys: Any) -> None:
     hooks = [treadle.at("6 steps", add_attribute)]
     with pytest.raises(OSError, match="killed"):

@@ -1,7 +1,6 @@
 """What once went wrong in silence, one test for each."""
 
 import time
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -12,7 +11,7 @@ from keras import ops
 from mistakes import ROWS, arrays, source
 
 import treadle
-from treadle.errors import DirectoryError, GradientError, StepError
+from treadle.errors import GradientError, StepError
 
 
 class Plain(Classifier):
@@ -188,29 +187,6 @@ def test_timed_hooks_fire_also_where_hooks_take_the_time() -> None:
     with loop_of(Plain(), hooks=hooks) as loop:
         loop.fit(source(), epochs=2)
     assert len(fired) >= 3  # 0.3 s or more, however slow the machine is
-
-
-def test_two_calls_of_fit_are_finished_one_by_one(tmp_path: Path) -> None:
-    def script() -> Any:
-        keras.utils.set_random_seed(0)
-        with loop_of(Plain(), directory=tmp_path, configuration={}) as loop:
-            loop.fit(source(), epochs=2)
-            loop.fit(source(), epochs=1)
-        return loop
-
-    first = script()
-    assert first.progress.epoch == 3
-    again = script()
-    assert again.progress == first.progress
-    assert len(again.history.epochs) == 3
-    with (
-        pytest.raises(DirectoryError, match="holds another run: epochs was 2, now None"),
-        loop_of(Plain(), directory=tmp_path, configuration={}) as loop,
-    ):
-        next(iter(loop.steps(source())))
-    (tmp_path / "pretrained.keras").touch()
-    loop_of(Plain(), directory=tmp_path, configuration={}, fresh=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["pretrained.keras"]
 
 
 def test_a_phase_inside_an_objective_is_refused() -> None:
