@@ -242,17 +242,3 @@ print("tensorflow" in sys.modules)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
     assert "steps/loss" in scalars(tmp_path)
-
-
-@pytest.mark.long
-def test_tensorboard_itself_reads_it(tmp_path: Path) -> None:
-    if keras.config.backend() != "tensorflow":
-        pytest.skip("its reader imports TensorFlow")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    train(tmp_path, [TensorBoard(histograms="1 epoch"), Telling()], epochs=2)
-    found = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    tags = found.Tags()
-    assert "steps/loss" in tags["scalars"] and "learning_rate" in tags["scalars"]
-    assert {"model/layers/0/kernel", "note"} <= {*tags["tensors"]}
-    assert [event.step for event in found.Scalars("steps/loss")] == list(range(1, 11))
