@@ -6,13 +6,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import keras
-import numpy as np
 import pytest
 
 from benchmarks import programs
 from benchmarks.programs_musts import PLAIN, PROGRAMS, Run
 from tests.run_content import write_record
-from treadle import Image
 from treadle.recipes import find
 
 
@@ -241,21 +239,6 @@ def test_a_killed_run_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(programs.subprocess, "run", lambda *arguments, **options: done)
     found = programs.measured("linear", "jax", minutes=1, docs=tmp_path)
     assert (found["shown"], found["measured"]) == (False, "killed by SIGKILL")
-
-
-def test_the_newest_picture_goes_to_the_documentation(tmp_path):
-    images = tmp_path / "images"
-    images.mkdir()
-    for step in (10, 20):
-        picture = Image(np.full((2, 2), step, "uint8"))
-        (images / f"samples-{step}.png").write_bytes(picture.png())
-    epochs = [{"samples": f"images/samples-{step}.png"} for step in (10, 20)]
-    run, docs = run_of(tmp_path, epochs), tmp_path / "docs"
-    docs.mkdir()
-    found = programs._pictures("mnist-gan", PROGRAMS["mnist-gan"], run, docs)
-    assert found == [{"name": "samples", "file": "images/mnist-gan-samples.png"}]
-    newest = (images / "samples-20.png").read_bytes()
-    assert (docs / "images" / "mnist-gan-samples.png").read_bytes() == newest
 
 
 def test_the_page_has_a_row_for_each_result_and_shows_the_pictures():

@@ -5,12 +5,10 @@ backend, once for each of three, takes 15 of them.
 """
 
 import ast
-import os
 import re
 import signal
 import sys
 import textwrap
-import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -114,25 +112,6 @@ def test_why_there_is_no_version(errors, kind, message, cache, monkeypatch):
     assert (type(found), str(found)) == (kind, message)
 
 
-def test_a_version_is_downloaded_once_and_a_name_is_looked_up_again(cache, monkeypatch):
-    answered(monkeypatch, version="3.99.0.dev20260101")
-    found = versions.unpacked(["nightly"])["nightly"]
-    assert found == cache / "keras-3.99.0.dev20260101"
-    assert versions.version_of(found) == "3.99.0.dev"
-    answered(monkeypatch, OFFLINE)
-    assert versions.unpacked(["nightly", "3.99.0.dev20260101"]) == {
-        "nightly": found,
-        "3.99.0.dev20260101": found,
-    }
-    answered(monkeypatch, version="3.99.0.dev20260102")
-    assert versions.unpacked(["nightly"])["nightly"] == found
-    os.utime(cache / "nightly.txt", (time.time() - 90_000,) * 2)
-    assert versions.unpacked(["nightly"])["nightly"] == cache / "keras-3.99.0.dev20260102"
-    os.utime(cache / "nightly.txt", (time.time() - 90_000,) * 2)
-    answered(monkeypatch, OFFLINE)  # the last one that was found
-    assert versions.unpacked(["nightly"])["nightly"] == cache / "keras-3.99.0.dev20260102"
-
-
 def test_names_are_found_without_importing(fake):
     jax, torch = sources.Sources(fake, "jax"), sources.Sources(fake, "torch")
     for place in (
@@ -149,14 +128,6 @@ def test_names_are_found_without_importing(fake):
     assert jax.find("keras.src.backend:core") is not torch.find("keras.src.backend:core")
     assert jax.attribute(jax.find("keras.src.backend:Variable"), "_value") is not None
     assert torch.attribute(torch.find("keras.src.backend:Variable"), "_value") is None
-
-
-def test_signatures_are_those_of_inspect(fake):
-    torch = sources.Sources(fake, "torch")
-    assert torch.signature(torch.find("keras.src.backend.torch.core:_own")) == "(x, *, y='z')"
-    assert torch.signature(torch.find("keras.src.layer:Dense")) == "(units, **kwargs)"
-    assert torch.signature(torch.find("keras.src.layer:Dense.call")) == "(self, x)"
-    assert torch.signature(torch.find("keras.src.layer")) == ""
 
 
 def test_keywords_are_followed_through_base_classes(fake):
