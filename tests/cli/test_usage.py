@@ -215,19 +215,6 @@ def test_wrong_arguments_are_refused_without_importing_keras(number, refused):
     assert (code, imported) == (2, False)
 
 
-@pytest.mark.long
-def test_what_takes_long_is_shown_in_plain_lines_when_piped():
-    done = subprocess.run(
-        [sys.executable, "-m", "treadle", "run", "mine.py:Tiny"],
-        capture_output=True,
-        text=True,
-        timeout=WATCHDOG,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith("importing keras and ")
-    assert "\x1b" not in done.stdout + done.stderr and "\r" not in done.stdout + done.stderr
-
-
 def test_lines_of_a_terminal_are_broken_between_words(monkeypatch):
     monkeypatch.setenv("COLUMNS", "30")
     stream = SimpleNamespace(isatty=lambda: True)

@@ -315,7 +315,8 @@ def test_a_saved_model_imports_no_other_framework(tmp_path: Path) -> None:
         task = treadle.Supervised(treadle.frozen_copy(model), "mse", "sgd")
         task.model.trainable = True
         x = np.ones((8, 3), "float32")
-        with treadle.Loop(task, {str(tmp_path)!r}) as loop:
+        board = treadle.hooks.TensorBoard(histograms="1 epoch")
+        with treadle.Loop(task, {str(tmp_path)!r}, [board]) as loop:
             loop.fit(treadle.data.from_arrays(x, x[:, :1], batch_size=4), epochs=1)
         print("tensorflow" in sys.modules)
         print(keras.models.load_model({str(tmp_path / "model.keras")!r}).count_params())
