@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import keras
 import pytest
-from keras_versions import needs_keras, seed_as_newer_versions
+from keras_versions import needs_keras
 
 from tests.range import __main__ as ranges
 from tests.range import jobs, names, sources, versions
@@ -448,16 +448,3 @@ def test_the_lowest_version_is_that_of_the_bounds():
     project = (jobs.ROOT / "pyproject.toml").read_text()
     bound = project.partition('"keras>=')[2].partition('"')[0]
     assert versions.STABLE[0].startswith(bound)
-
-
-def test_seeds_reset_the_global_generator_on_older_versions(monkeypatch):
-    store = keras.src.backend.common.global_state
-    original = keras.utils.set_random_seed
-    for version, is_replaced in (("3.12.4", True), ("3.13.2", False)):
-        monkeypatch.setattr(keras, "__version__", version)
-        with pytest.MonkeyPatch.context() as patch:
-            seed_as_newer_versions(patch)
-            assert (keras.utils.set_random_seed is not original) == is_replaced
-            store.set_global_attribute("global_seed_generator", 1)
-            keras.utils.set_random_seed(0)
-            assert store.get_global_attribute("global_seed_generator") is None
