@@ -146,25 +146,6 @@ def test_losses_of_layers_are_there_after_substituted(nested: bool) -> None:
     np.testing.assert_allclose(history.steps("penalty"), history.steps("expected"), rtol=1e-5)
 
 
-def test_an_interrupted_window_is_trained_on_again() -> None:
-    class Interrupted(treadle.Hook):
-        armed = True
-
-        def steps(self, loop: Any, logs: Any) -> None:
-            if self.armed:
-                self.armed = False
-                raise KeyboardInterrupt
-
-    task = Plain()
-    train = source()
-    with loop_of(task, hooks=[Interrupted()], options=treadle.Options(window=2)) as loop:
-        with pytest.raises(KeyboardInterrupt):
-            loop.fit(train, epochs=1)
-        assert loop.progress.step == 2
-        loop.fit(train, epochs=1)
-    assert loop.progress.step == 5
-
-
 def test_evaluation_restores_what_an_optimizer_changed() -> None:
     class Adapting(Plain):
         def eval_step(self, batch: Any) -> Any:
