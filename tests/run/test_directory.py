@@ -125,23 +125,6 @@ def test_a_finished_run_is_reported_and_has_its_final_state(tmp_path: Path, caps
     assert "loss, m" not in repr(first.history) and "errors/a/0" in first.history.names()
 
 
-def test_changed_code_is_reported_and_deletes_nothing(
-    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = run(tmp_path)
-
-    def eval_step(self: Any, batch: Any) -> Any:
-        return {"loss": keras.ops.mean(batch[0])}
-
-    monkeypatch.setattr(Line, "eval_step", eval_step)
-    capsys.readouterr()
-    again = run(tmp_path, console=True)
-    told = capsys.readouterr().out
-    assert "warning: the code of Line.eval_step, " in told
-    assert "changed since this run" in told and "fresh=True (--fresh) trains from scratch" in told
-    assert again.history["loss"] == first.history["loss"]
-
-
 class Failing(treadle.Hook):
     def __init__(self, error: BaseException, step: int) -> None:
         self.error, self.at = error, step
