@@ -1,13 +1,8 @@
-"""Sources of every kind, created as a script creates them: once per process.
-
-Run as a script, it reads some of them from positions that a file holds, and writes what it read.
-"""
+"""Sources of every kind, created as a script creates them: once per process."""
 
 import itertools
 import json
-import pickle
 import random
-import sys
 from typing import Any
 
 import keras
@@ -287,7 +282,6 @@ def tensorflow_endless():
     return limited(tensorflow_base().shuffle(11).repeat().batch(2), 4)
 
 
-# By name; those that are exact only in a process of their own, or slow, are below.
 def texts():
     """Examples of lengths 1 to 4."""
     return [(np.arange(i, i + i % 4 + 1), float(i)) for i in range(11)]
@@ -384,16 +378,6 @@ KINDS = {
     "packed stream": lambda: packed(lambda: iter(tokens()), 6, 2),
     "limited buckets of a stream": lambda: limited(bucketed(lambda: iter(texts()), (2, 4), 2), 4),
 }
-# Read on in processes of their own too, at a few places.
-IN_PROCESSES = {
-    **{name: KINDS[name] for name in KINDS if name.split()[0] in ("tf.data", "DataLoader")},
-    **{name: KINDS[name] for name in ("Grain stream", "Grain loader", "PyDataset that shuffles")},
-    **{name: KINDS[name] for name in ("closed with a state", "generator function")},
-    "DataLoader with workers": lambda: torch_loader(shuffle=True, num_workers=2),
-    "DataLoader with workers and a generator": lambda: torch_loader(
-        num_workers=2, shuffle=True, generator=torch_generator()
-    ),
-}
 TORCHDATA = {
     "StatefulDataLoader": lambda: torchdata_loader(),
     "StatefulDataLoader that shuffles": lambda: torchdata_loader(shuffle=True),
@@ -455,16 +439,3 @@ def read(source, epoch=0, batch=0, position=None, *, ahead=False, most=2, visit=
         if visit is not None and number + 1 < EPOCHS:
             visit(number + 1, 0, feed, len(found))
     return found
-
-
-def main(path):
-    """Read sources from the positions that a file holds by name; write their batches to it."""
-    with open(path, "rb") as file:
-        places = pickle.load(file)
-    found = {name: read(as_source(IN_PROCESSES[name]()), *place) for name, place in places.items()}
-    with open(path, "wb") as file:
-        pickle.dump(found, file)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -159,11 +159,6 @@ def batches() -> Any:
             r"validation_freq must be a whole number, not '2'",
         ),
         (
-            lambda: fit(callbacks=[keras.callbacks.BackupAndRestore("b")]),
-            ConfigurationError,
-            r"KerasCallbacks cannot run BackupAndRestore.*give the loop a directory instead",
-        ),
-        (
             lambda: fit(
                 None,
                 treadle.data.as_source([(X[:8], Y[:8], np.ones(8, "float32"))]),

@@ -14,7 +14,6 @@ from treadle.checkpoint import Checkpoints
 from treadle.errors import CheckpointError
 
 STEPS = (0, 6, 12, 12, 18, 24, 8, 0)
-EVERY = 7  # no divisor of how many operations a save has: the crashes hit each kind of them
 # Retention at its busiest: much is kept, and the best one changes.
 OPTIONS = {"keep_last": 2, "keep_every": 12, "keep_best": 1}
 
@@ -152,12 +151,6 @@ def test_a_process_that_ends_at_an_operation_loses_nothing(tmp_path):
     check_exits(tmp_path, random.Random(4).sample(range(1, count + 1), 5))
 
 
-@pytest.mark.long
-@pytest.mark.timeout(1800)
-def test_a_process_that_ends_at_any_operation_loses_nothing(tmp_path):
-    check_exits(tmp_path, range(EVERY, operations(tmp_path / "whole", OPTIONS) + 1, EVERY))
-
-
 class Announcing(Checkpoints):
     """Notes in the record of operations when a step is announced as saved."""
 
@@ -232,15 +225,6 @@ def test_announced_checkpoints_survive_a_power_cut_at_any_moment(tmp_path):
             yield by_chance(number)
 
     assert after_power_cuts(tmp_path, chosen) > 250
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1800)
-def test_announced_checkpoints_survive_many_power_cuts(tmp_path):
-    def chosen(number, _):
-        return [by_chance(f"{number} {again}") for again in range(8)]
-
-    assert after_power_cuts(tmp_path, chosen) > 1_600
 
 
 @pytest.mark.parametrize(

@@ -90,14 +90,6 @@ def test_a_file_that_is_lost_is_named(folder, name):
     assert found.rejected == [(NEWEST, f"cannot read {path}: No such file or directory")]
 
 
-def test_an_empty_folder_is_skipped(folder):
-    (folder / "step-000000000018").mkdir()
-    found = Checkpoints(folder)
-    assert found.latest().progress.step == 12
-    path = folder / "step-000000000018" / "manifest.json"
-    assert found.rejected == [(path.parent.name, f"cannot read {path}: No such file or directory")]
-
-
 def test_other_files_are_left_alone(folder):
     left = [".partial-step-000000000099-0a", ".partial-removed-step-000000000001-0b"]
     strays = ["notes.txt", "step-12", "step-000000000099.bak", "step-000000000098"]

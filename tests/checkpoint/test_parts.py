@@ -325,14 +325,6 @@ def test_parts_in_another_order_are_rejected(folder: Path) -> None:
         read(folder / NEWEST)
 
 
-def test_leftover_parts_of_a_killed_save_are_removed(tmp_path: Path) -> None:
-    left = tmp_path / ".partial-step-000000000012-0123abcd"
-    left.mkdir()
-    (left / "part-00001.safetensors").write_bytes(b"half")
-    Checkpoints(tmp_path).clean()
-    assert not left.exists()
-
-
 def test_a_run_directory_may_be_moved(folder: Path) -> None:
     shutil.move(folder, folder.with_name("moved"))
     assert same(Checkpoints(folder.with_name("moved")).latest(), state_at(12))

@@ -112,22 +112,3 @@ def test_without_a_checkpoint_a_run_begins_with_the_given_weights_again(apart): 
     shutil.rmtree("after/checkpoints")
     run_tiny(*how)
     assert content_of(Path("after"))["state.safetensors"] == expected["state.safetensors"]
-
-
-@pytest.mark.long
-def test_a_warm_start_that_was_killed_before_its_first_step_begins_again(apart, tmp_path):  # noqa: F811
-    run_tiny("--directory", "before", "--quiet")
-    asked = ("--directory", "after", "--quiet", "--weights-from", "before")
-    run_tiny(*asked)
-    expected = Path("after/state.safetensors").read_bytes()
-    for path in Path("after").iterdir():  # as a kill after the checkpoint of step 0 leaves it
-        if path.is_file():
-            path.unlink()
-    for path in Path("after/checkpoints").glob("step-*"):
-        if path.name != "step-000000000000":
-            shutil.rmtree(path)
-    Path("after/log.jsonl").touch()
-    shown = treadle("resume", "after", code=2).stderr
-    assert "began with the weights of" in shown and "--weights-from" in shown
-    run_tiny(*asked)
-    assert Path("after/state.safetensors").read_bytes() == expected

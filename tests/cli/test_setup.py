@@ -27,16 +27,6 @@ def setting_up(line, *arguments, code=0):
     return told["last"], run["configuration"]["seed"], run["seed"]
 
 
-@pytest.mark.long
-def test_the_seed_of_the_command_wins_over_that_of_the_file():
-    line = "treadle.setup(seed=1)"
-    files_own, third, fourth = (setting_up(line, *s) for s in ((), ("--seed", 3), ("--seed", 4)))
-    assert [run[1:] for run in (files_own, third, fourth)] == [(1, 1), (3, 3), (4, 4)]
-    assert files_own[0] != third[0] != fourth[0]
-    assert files_own == setting_up("treadle.setup(seed=8)", "--seed", 1)
-    assert setting_up("")[1:] == (0, 0)
-
-
 def test_evaluate_uses_the_settings_of_the_command():
     last, _, _ = setting_up("treadle.setup(seed=1)", "--seed", 3)
     results = json.loads(treadle("evaluate", "runs/Own-1", "--json").stdout)

@@ -205,23 +205,6 @@ def test_without_a_directory_pictures_are_in_the_history_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
 
 
-def test_a_run_started_from_scratch_removes_its_pictures(tmp_path):
-    train(tmp_path)
-    (tmp_path / "images" / "mine.png").touch()
-    train(tmp_path, epochs=1, fresh=True)
-    found = {path.name for path in (tmp_path / "images").iterdir()}
-    assert found == {"squares%2fmade-5.png", "mine.png"}
-
-
-def test_loop_log_takes_pictures(tmp_path):
-    with treadle.Loop(Draws(), tmp_path, console=False) as loop:
-        for epoch in loop.epochs(1):
-            for _ in loop.steps([BATCH] * 3):
-                pass
-            loop.log({"first": Image(GREY), "epoch_of_mine": epoch})
-    assert (tmp_path / "images" / "first-3.png").exists()
-
-
 def test_a_picture_needs_a_name():
     with pytest.raises(ConfigurationError, match=r"returned Image\(5x7, grey\) without a name"):
         train(hooks=[treadle.every("1 epoch", lambda loop: Image(GREY))])

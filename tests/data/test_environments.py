@@ -257,9 +257,6 @@ def test_the_policy_of_the_first_batch_after_a_resume_is_the_one_that_was_traine
             loop.fit(source, **({"steps": 7} if length is None else {"epochs": 3}))
         return loop.history.steps("weight").tolist()
 
-    def die(loop):
-        raise KeyboardInterrupt
-
     whole = trained(None)
     with pytest.raises(KeyboardInterrupt):
         trained(tmp_path, treadle.hooks.Checkpoint("1 step"), treadle.at(f"{died + 1} steps", die))

@@ -121,7 +121,6 @@ ENDINGS = {
     "exception": (raised(ValueError()), [stop_at(3, ValueError("3"))]),
     "Ctrl-C": (raised(KeyboardInterrupt()), [stop_at(3, KeyboardInterrupt())]),
 }
-FURTHER = [pair for pair in itertools.product(KINDS, KINDS) if "list" not in pair][::3]
 
 
 def check(first, second, ending, options=None):
@@ -153,13 +152,6 @@ def with_endings(chosen):
 
 @pytest.mark.parametrize(("first", "second", "ending"), with_endings(PAIRS))
 def test_another_source_begins_at_its_first_batch(first, second, ending):
-    check(first, second, ending, EAGER)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("ending", ENDINGS)
-@pytest.mark.parametrize(("first", "second"), FURTHER)
-def test_each_source_after_each_other_one(first, second, ending):
     check(first, second, ending, EAGER)
 
 

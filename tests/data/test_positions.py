@@ -1,12 +1,5 @@
 """Every kind of source goes on from every batch as if it had never been interrupted."""
 
-import itertools
-import os
-import pickle
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -22,8 +15,6 @@ from treadle.data import reader as batch_reader
 from treadle.data.states import generators_of
 from treadle.errors import DataError
 from treadle.run.prefetch import Feed
-
-ROOT = Path(__file__).parents[2]
 
 
 def straight(make, **how):
@@ -76,27 +67,6 @@ def test_a_position_is_one_of_any_boundary(name):
     for epoch, batch, position, count in again[:3]:
         found = kinds.read(as_source(make()), epoch, batch, position)
         assert found == expected[before + count :]
-
-
-# JAX warns of workers that are forked, where another test has imported it.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
-@pytest.mark.long
-def test_a_process_of_its_own_reads_the_same(tmp_path):
-    read = {name: straight(make) for name, make in kinds.IN_PROCESSES.items()}
-    shares = itertools.cycle((0.1, 0.4, 0.8))  # of the run, for each kind another one
-    places = {
-        n: x[int(share * len(x))] for (n, (_, x)), share in zip(read.items(), shares, strict=False)
-    }
-    path = tmp_path / "places"
-    path.write_bytes(pickle.dumps({name: place[:3] for name, place in places.items()}))
-    command = [sys.executable, str(ROOT / "tests/position_kinds.py"), str(path)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    subprocess.run(command, env=environment, check=True)
-    found = pickle.loads(path.read_bytes())
-    assert list(found) == list(read)
-    for name, (expected, _) in read.items():
-        assert found[name] == expected[places[name][3] :], (name, places[name])
 
 
 @pytest.mark.filterwarnings("ignore:.set_vital:UserWarning")

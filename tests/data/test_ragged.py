@@ -346,11 +346,6 @@ REFUSED = {
         "padded takes examples, not a dict of arrays: give a list with a dict or a tuple for each "
         "example, such as list(zip(texts, labels))",
     ),
-    "columns": (
-        lambda: bucketed((TWO, [0, 1]), (4,), 1),
-        "example 0: a list of 2 has parts of different lengths, which make no array. If these are "
-        "all examples, give one after another, such as list(zip(texts, labels))",
-    ),
     "multiple of given lengths": (
         lambda: padded(TWO, 1, to=4, multiple_of=2),
         "give either to, the lengths of batches, or multiple_of, which rounds them",

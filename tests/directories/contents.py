@@ -20,7 +20,6 @@ VALUES: tuple[Any, ...] = (
     *("", "x", "\x1b[31mred\x1b]0;owned\x07", "x" * 3_000_000, "../../up", "\ud800", "line\nline"),
     *([], [1], {}, {"a": 1}, [[[]]], [None], DEEP, OVERFLOWS),
 )
-FIELDS = ("progress", "calls", "code", "settings", "recipe", "data_dir", "weights_from", "seed")
 
 
 def run_file(path: Path, chance: Random, outside: Path) -> None:

@@ -1,8 +1,6 @@
 """`setup` does what Keras' own settings do, and refuses what would go unnoticed."""
 
 import random
-import subprocess
-import sys
 from typing import Any
 
 import keras
@@ -10,7 +8,7 @@ import numpy as np
 import pytest
 
 import treadle
-from treadle.errors import BackendError, ConfigurationError
+from treadle.errors import ConfigurationError
 
 
 @pytest.fixture(autouse=True)
@@ -40,13 +38,6 @@ def test_a_seed_seeds_what_keras_seeds() -> None:
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.long
-def test_a_seed_imports_no_other_framework() -> None:
-    code = "import sys, treadle; treadle.setup(seed=0); print('tensorflow' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [str(keras.config.backend() == "tensorflow")]
-
-
 def test_precision_sets_the_policy_of_layers_made_afterwards() -> None:
     for dtype in ("float16", "bfloat16"):
         keras.backend.clear_session()
@@ -55,24 +46,8 @@ def test_precision_sets_the_policy_of_layers_made_afterwards() -> None:
         assert (layer.compute_dtype, layer.variable_dtype) == (dtype, "float32")
 
 
-def test_invalid_settings_are_refused() -> None:
+def test_invalid_seeds_are_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"^seed must be a whole number, not 1\.5$"):
         treadle.setup(seed=1.5)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match=r"^seed must be at least 0, not -1$"):
         treadle.setup(seed=-1)
-    with pytest.raises(ConfigurationError, match=r"would keep weights in float16.*'mixed_float16'"):
-        treadle.setup(precision="float16")
-    with pytest.raises(ConfigurationError, match=r"unknown precision 'float23'. Did you mean 'fl"):
-        treadle.setup(precision="float23")
-    with pytest.raises(BackendError, match=r"unknown backend 'pytorch'. Did you mean 'torch'"):
-        treadle.setup(backend="pytorch")
-    other = "jax" if keras.config.backend() != "jax" else "torch"
-    with pytest.raises(BackendError, match=f"already runs on .* cannot change to '{other}'"):
-        treadle.setup(backend=other)
-    keras.layers.Dense(1)
-    with pytest.raises(ConfigurationError, match=r"setup\(seed=…\) must come before .*'dense'"):
-        treadle.setup(seed=0)
-    with pytest.raises(
-        ConfigurationError, match=r"setup\(precision=…\) must come before .*'dense'"
-    ):
-        treadle.setup(precision="mixed_float16")

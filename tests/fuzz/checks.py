@@ -7,7 +7,6 @@
 """
 
 import importlib.util
-import shutil
 import sys
 import tempfile
 import warnings
@@ -390,8 +389,3 @@ for path, value in first.state.arrays().items():
     if not np.array_equal(value, arrays[path], equal_nan=value.dtype.kind == "f"):
         print(path, value.ravel()[:5], arrays[path].ravel()[:5], sep="\\n  ")
 """
-
-
-def remove(directory: Path) -> None:
-    """Remove what is left of a directory."""
-    shutil.rmtree(directory, ignore_errors=True)

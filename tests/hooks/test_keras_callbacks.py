@@ -80,11 +80,6 @@ def under_treadle(
     return loop
 
 
-def same_weights(model: Any, other: Any) -> None:
-    for ours, theirs in zip(model.get_weights(), other.get_weights(), strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=2e-4)
-
-
 class Seen(Callback):  # type: ignore[misc]
     """Writes down every call."""
 
@@ -152,22 +147,6 @@ def test_methods_are_called_at_the_same_points_as_in_fit(stop: tuple[int, int] |
     if stop is not None:
         assert loop.reason == "Seen set model.stop_training"
         assert loop.progress.step == 6 + stop[1] + 1
-
-
-def test_early_stopping() -> None:
-    def new() -> Any:
-        return keras.callbacks.EarlyStopping("val_accuracy", patience=2, restore_best_weights=True)
-
-    theirs, ours = new(), new()
-    model, loop = under_fit([theirs], epochs=20), under_treadle([ours], epochs=20)
-    assert ours.best_epoch < ours.stopped_epoch == theirs.stopped_epoch < 19
-    assert (ours.best_epoch, ours.wait) == (theirs.best_epoch, theirs.wait)
-    assert loop.reason == "EarlyStopping set model.stop_training"
-    assert len(loop.history.epochs) == ours.stopped_epoch + 1
-    same_weights(loop.task.model, model)
-    best = loop.history["val_accuracy"][ours.best_epoch]
-    validation = data.from_arrays(*VALIDATION, batch_size=BATCH, shuffle=False)
-    assert loop.evaluate(validation)["accuracy"] == pytest.approx(best, abs=1e-6)
 
 
 def test_model_checkpoints_of_epochs_leave_windows_long(tmp_path: Path) -> None:
@@ -318,7 +297,10 @@ def test_of_several_models_one_is_named() -> None:
 def test_objects_that_are_no_callbacks_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"objects of keras.callbacks.Callback, and found"):
         KerasCallbacks([print])
-    with pytest.raises(ConfigurationError, match="cannot run BackupAndRestore, which would put"):
+    message = (
+        r"^KerasCallbacks cannot run BackupAndRestore, which .*give the loop a directory instead"
+    )
+    with pytest.raises(ConfigurationError, match=message):
         KerasCallbacks([keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))])
 
 

@@ -107,7 +107,7 @@ CASES: dict[str, Case] = {
     "list": lambda d: [kinds.CallbackList([Doubling(), kinds.EarlyStopping("loss", patience=1)])],
 }
 DEFAULT = (
-    *("csv", "early-stopping-arguments", "plateau"),
+    *("csv", "early-stopping", "early-stopping-arguments", "plateau"),
     *("checkpoint-best", "checkpoint-weights", "swap-stopped", "progress"),
 )
 OTHERWISE = {

@@ -105,16 +105,6 @@ LOG = b"""{"step": 1, "loss": 0.5}
 """
 
 
-def test_an_incomplete_last_line_is_skipped(tmp_path):
-    path = tmp_path / "log.jsonl"
-    whole = LOG.rstrip()
-    for length in range(len(whole) + 1):
-        path.write_bytes(whole[:length])
-        steps, records = read_log(path)
-        complete = whole[: length + 1].count(b"\n") + (length == len(whole))
-        assert len(steps) + len(records) == complete, length
-
-
 @pytest.mark.parametrize("tail", [b"", b"{", b'{"step": 4, "lo', b"\xff\xfe\x00"])
 @pytest.mark.parametrize(("step", "lines"), [(0, 0), (1, 1), (2, 3), (3, 5), (9, 5)])
 def test_a_log_continues_at_the_step_of_the_resume(tmp_path, step, lines, tail):

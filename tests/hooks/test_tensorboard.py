@@ -1,8 +1,6 @@
 """What the hook TensorBoard writes, read back; TensorBoard's own code checks the checksums."""
 
 import struct
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -223,36 +221,3 @@ def test_without_a_directory_or_the_package(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"pip install tensorboard$"):
         TensorBoard()
-
-
-@pytest.mark.long
-def test_needs_no_tensorflow(tmp_path: Path) -> None:
-    if keras.config.backend() == "tensorflow":
-        pytest.skip("it is there on this backend")
-    code = f"""
-import sys, numpy as np, keras, treadle
-model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-task = treadle.Supervised(model, "mse", "sgd")
-source = treadle.data.from_arrays(np.ones((8, 2)), np.ones((8, 1)), batch_size=4)
-board = treadle.hooks.TensorBoard({str(tmp_path)!r}, histograms="1 epoch")
-with treadle.Loop(task, hooks=[board], console=False) as loop:
-    loop.fit(source, source, epochs=1)
-print("tensorflow" in sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
-    assert "steps/loss" in scalars(tmp_path)
-
-
-@pytest.mark.long
-def test_tensorboard_itself_reads_it(tmp_path: Path) -> None:
-    if keras.config.backend() != "tensorflow":
-        pytest.skip("its reader imports TensorFlow")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    train(tmp_path, [TensorBoard(histograms="1 epoch"), Telling()], epochs=2)
-    found = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    tags = found.Tags()
-    assert "steps/loss" in tags["scalars"] and "learning_rate" in tags["scalars"]
-    assert {"model/layers/0/kernel", "note"} <= {*tags["tensors"]}
-    assert [event.step for event in found.Scalars("steps/loss")] == list(range(1, 11))

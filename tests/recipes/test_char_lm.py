@@ -44,19 +44,6 @@ def test_it_learns_and_writes():
 
 
 @pytest.mark.long
-def test_an_update_is_that_of_the_larger_batch():
-    made = make("char-lm", *SMALL)
-    reader = made.datasets().train.read(0, seed=0)
-    batches = [reader.take(1).batches for _ in range(4)]
-    batches = [tuple(part[0] for part in batch) for batch in batches]
-    treadle.testing.accumulated_equals_large_batch(
-        lambda accumulate: make("char-lm", *SMALL, f"accumulation_steps={accumulate}").task,
-        batches,
-        steps=2,
-    )
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("execution", ["auto", "eager"])
 def test_activations_that_are_computed_again_give_equal_gradients(execution):
     found = {}

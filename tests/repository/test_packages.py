@@ -3,7 +3,6 @@
 import re
 import shutil
 import subprocess
-import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -80,16 +79,6 @@ def test_declared_version():
 def test_the_page_is_written_from_the_results():
     text = "\n".join(packages.page(kept("packages")))
     assert text in (DOCS / "packages.md").read_text()
-
-
-def test_an_unknown_extra_is_rejected():
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.packages", "--extra", "numpy"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
-    assert done.returncode == 2 and "invalid choice: 'numpy'" in done.stderr
 
 
 @pytest.fixture

@@ -1,18 +1,14 @@
 """The benchmark of the recipes: its judgements, its page, and a run."""
 
 import json
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
 import keras
-import numpy as np
 import pytest
 
 from benchmarks import programs
 from benchmarks.programs_musts import PLAIN, PROGRAMS, Run
-from tests.run_content import write_record
-from treadle import Image
 from treadle.recipes import find
 
 
@@ -216,46 +212,11 @@ def test_failures_and_timeouts_are_reported(tmp_path, monkeypatch):
     assert "mnist.npz" in found["measured"]
 
 
-@pytest.mark.parametrize(
-    ("planned", "told"),
-    [
-        ({"epochs": 12}, ", after epoch 3 of 12: about 12.0 minutes in all"),
-        ({"steps": 60}, ", after step 30 of 60: about 6.0 minutes in all"),
-        ({}, ""),
-    ],
-)
-def test_an_interrupted_run_reports_its_progress(tmp_path, monkeypatch, planned, told):
-    def cut_off(command, **options):
-        directory = Path(command[command.index("--directory") + 1])
-        run_of(directory, [{"loss": 1.0, "seconds": 60.0 * i} for i in (1, 2, 3)])
-        write_record(directory, {"id": "0a", "configuration": planned})
-        raise subprocess.TimeoutExpired(command, 60)
-
-    monkeypatch.setattr(programs.subprocess, "run", cut_off)
-    found = programs.measured("linear", "jax", minutes=1, docs=tmp_path)
-    assert (found["shown"], found["measured"]) == (None, f"not done after 1 minutes{told}")
-
-
 def test_a_killed_run_is_reported(tmp_path, monkeypatch):
     done = SimpleNamespace(returncode=-9, stderr="the last words were about something else")
     monkeypatch.setattr(programs.subprocess, "run", lambda *arguments, **options: done)
     found = programs.measured("linear", "jax", minutes=1, docs=tmp_path)
     assert (found["shown"], found["measured"]) == (False, "killed by SIGKILL")
-
-
-def test_the_newest_picture_goes_to_the_documentation(tmp_path):
-    images = tmp_path / "images"
-    images.mkdir()
-    for step in (10, 20):
-        picture = Image(np.full((2, 2), step, "uint8"))
-        (images / f"samples-{step}.png").write_bytes(picture.png())
-    epochs = [{"samples": f"images/samples-{step}.png"} for step in (10, 20)]
-    run, docs = run_of(tmp_path, epochs), tmp_path / "docs"
-    docs.mkdir()
-    found = programs._pictures("mnist-gan", PROGRAMS["mnist-gan"], run, docs)
-    assert found == [{"name": "samples", "file": "images/mnist-gan-samples.png"}]
-    newest = (images / "samples-20.png").read_bytes()
-    assert (docs / "images" / "mnist-gan-samples.png").read_bytes() == newest
 
 
 def test_the_page_has_a_row_for_each_result_and_shows_the_pictures():
@@ -287,9 +248,3 @@ def test_the_backends_that_a_recipe_runs_on():
     assert programs._backends("linear-native", ("jax", "torch")) == ("tensorflow",)
     assert programs._backends("linear", ("jax", "torch")) == ("jax", "torch")
     assert programs._backends("linear", None) == (PROGRAMS["linear"].backend,)
-
-
-def test_an_unknown_recipe_is_refused(capsys):
-    with pytest.raises(SystemExit):
-        programs.main(["digit"])
-    assert "there is no recipe digit" in capsys.readouterr().err

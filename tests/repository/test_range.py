@@ -5,19 +5,17 @@ backend, once for each of three, takes 15 of them.
 """
 
 import ast
-import os
 import re
 import signal
 import sys
 import textwrap
-import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import keras
 import pytest
-from keras_versions import needs_keras, seed_as_newer_versions
+from keras_versions import needs_keras
 
 from tests.range import __main__ as ranges
 from tests.range import jobs, names, sources, versions
@@ -114,25 +112,6 @@ def test_why_there_is_no_version(errors, kind, message, cache, monkeypatch):
     assert (type(found), str(found)) == (kind, message)
 
 
-def test_a_version_is_downloaded_once_and_a_name_is_looked_up_again(cache, monkeypatch):
-    answered(monkeypatch, version="3.99.0.dev20260101")
-    found = versions.unpacked(["nightly"])["nightly"]
-    assert found == cache / "keras-3.99.0.dev20260101"
-    assert versions.version_of(found) == "3.99.0.dev"
-    answered(monkeypatch, OFFLINE)
-    assert versions.unpacked(["nightly", "3.99.0.dev20260101"]) == {
-        "nightly": found,
-        "3.99.0.dev20260101": found,
-    }
-    answered(monkeypatch, version="3.99.0.dev20260102")
-    assert versions.unpacked(["nightly"])["nightly"] == found
-    os.utime(cache / "nightly.txt", (time.time() - 90_000,) * 2)
-    assert versions.unpacked(["nightly"])["nightly"] == cache / "keras-3.99.0.dev20260102"
-    os.utime(cache / "nightly.txt", (time.time() - 90_000,) * 2)
-    answered(monkeypatch, OFFLINE)  # the last one that was found
-    assert versions.unpacked(["nightly"])["nightly"] == cache / "keras-3.99.0.dev20260102"
-
-
 def test_names_are_found_without_importing(fake):
     jax, torch = sources.Sources(fake, "jax"), sources.Sources(fake, "torch")
     for place in (
@@ -149,14 +128,6 @@ def test_names_are_found_without_importing(fake):
     assert jax.find("keras.src.backend:core") is not torch.find("keras.src.backend:core")
     assert jax.attribute(jax.find("keras.src.backend:Variable"), "_value") is not None
     assert torch.attribute(torch.find("keras.src.backend:Variable"), "_value") is None
-
-
-def test_signatures_are_those_of_inspect(fake):
-    torch = sources.Sources(fake, "torch")
-    assert torch.signature(torch.find("keras.src.backend.torch.core:_own")) == "(x, *, y='z')"
-    assert torch.signature(torch.find("keras.src.layer:Dense")) == "(units, **kwargs)"
-    assert torch.signature(torch.find("keras.src.layer:Dense.call")) == "(self, x)"
-    assert torch.signature(torch.find("keras.src.layer")) == ""
 
 
 def test_keywords_are_followed_through_base_classes(fake):
@@ -477,16 +448,3 @@ def test_the_lowest_version_is_that_of_the_bounds():
     project = (jobs.ROOT / "pyproject.toml").read_text()
     bound = project.partition('"keras>=')[2].partition('"')[0]
     assert versions.STABLE[0].startswith(bound)
-
-
-def test_seeds_reset_the_global_generator_on_older_versions(monkeypatch):
-    store = keras.src.backend.common.global_state
-    original = keras.utils.set_random_seed
-    for version, is_replaced in (("3.12.4", True), ("3.13.2", False)):
-        monkeypatch.setattr(keras, "__version__", version)
-        with pytest.MonkeyPatch.context() as patch:
-            seed_as_newer_versions(patch)
-            assert (keras.utils.set_random_seed is not original) == is_replaced
-            store.set_global_attribute("global_seed_generator", 1)
-            keras.utils.set_random_seed(0)
-            assert store.get_global_attribute("global_seed_generator") is None

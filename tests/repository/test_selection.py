@@ -37,21 +37,6 @@ def test_differences_are_slow_tests_that_are_not_listed_and_listed_ones_that_are
     ]
 
 
-def test_slow_tests_of_a_default_run_are_added(tmp_path, monkeypatch):
-    file, slow = tmp_path / "output.txt", tmp_path / "slow.tsv"
-    file.write_text(RUN)
-    slow.write_text("# head\njax\t2.0\ttests/test_c.py::test_w\n")
-    monkeypatch.setattr(selection, "SLOW", slow)
-    monkeypatch.setattr("sys.argv", ["slow-tests", str(file), "--add"])
-    assert main() == 0
-    assert slow.read_text().splitlines() == [
-        "# head",
-        "jax\t2.0\ttests/test_c.py::test_w",
-        "tensorflow\t2.5\ttests/conformance/test_a.py::test_x[with a space]",
-        "tensorflow\t1.1\ttests/conformance/test_a.py::test_y",
-    ]
-
-
 def test_a_file_without_durations_is_refused(tmp_path, monkeypatch, capsys):
     file = tmp_path / "output.txt"
     file.write_text("1 passed in 2.0s")

@@ -233,9 +233,3 @@ def test_check_of_links(tmp_path, page, style, fault):
 def test_check_of_links_rejects_an_empty_folder(tmp_path):
     done = subprocess.run([sys.executable, CHECK, tmp_path], capture_output=True, text=True)
     assert done.returncode == 1 and "holds no page: build the site first" in done.stdout
-
-
-def test_script_rejects_an_unknown_argument():
-    done = subprocess.run([ROOT / "scripts/docs", "--sevre"], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "unknown argument --sevre: use scripts/docs or scripts/docs --serve" in done.stderr

@@ -6,12 +6,9 @@ faults are in `tests/checkpoint/`: `test_crashes` and `test_damage`.
 """
 
 import os
-import re
 import shutil
 import signal
-import socket
 import tempfile
-import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -197,44 +194,7 @@ def test_a_signal_saves_at_the_next_boundary_and_loses_no_step(
     assert outcome(run(tmp_path, task=sends.task)) == never_interrupted()
 
 
-@pytest.mark.long
-def test_signals_end_a_process_with_their_exit_code(
-    forks: Forks, whole: Any, tmp_path: Path
-) -> None:
-    directory = tmp_path / "run"
-    for life, (moment, names, code) in enumerate(
-        (
-            ("step 8", "SIGTERM", 143),
-            ("step 16", "SIGTERM SIGTERM", 143),
-            ("step 24", "SIGINT", -signal.SIGINT),
-        )
-    ):
-        signals = {moment: names}
-        process = forks.start(tmp_path / f"{life}.txt", directory=directory, signals=signals)
-        assert process.wait() == code, process.printed
-        assert process.printed.count(moment) == 1
-    assert forks.start(tmp_path / "last.txt", directory=directory).result() == whole
-
-
 # The directory
-
-
-@pytest.mark.long
-def test_a_second_process_exits_and_names_the_first_whose_lock_ends_with_it(
-    forks: Forks, tmp_path: Path
-) -> None:
-    directory = tmp_path / "run"
-    first = forks.start(tmp_path / "first.txt", directory=directory, pace=30)
-    assert first.reach("step 1")
-    holder = f"process {first.pid} on {socket.gethostname()}"
-    message = re.escape(
-        f"{directory} is being trained into by {holder}: wait for it, end it, or choose another "
-        "directory"
-    )
-    with pytest.raises(DirectoryError, match=message):
-        run(directory)
-    assert first.kill()
-    assert outcome(run(directory)) == never_interrupted()
 
 
 def test_an_unwritable_directory_is_an_error_before_the_first_step(tmp_path: Path) -> None:
@@ -262,21 +222,6 @@ def test_a_directory_removed_during_a_run_is_reported(tmp_path: Path) -> None:
         run(tmp_path / "run", at=at)
     (where,) = raised.value.__notes__
     assert where.startswith("in JSONLines.record, after step 16, epoch 2, batch 3")
-
-
-@pytest.mark.long
-def test_a_moved_directory_and_a_moved_clock_change_nothing(
-    killed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    moved = tmp_path / "elsewhere" / "moved"
-    shutil.copytree(killed, moved)
-    clock = time.time
-    monkeypatch.setattr(time, "time", lambda: clock() - 86400)
-    for file in moved.rglob("*"):  # the newest by the clock is the oldest
-        os.utime(file, (86400 * 1e4 - len(file.parts), 86400 * 1e4 - len(file.parts)))
-    first, at = list[str](), newest(moved)
-    resumed = run(moved, at=lambda moment, loop: first.append(moment))
-    assert first[0] == f"start {at}" and outcome(resumed) == never_interrupted()
 
 
 # Logs

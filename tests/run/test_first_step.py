@@ -12,7 +12,6 @@ import pytest
 from keras import ops
 
 import treadle
-from tests.run.test_resume import run, same_run, source
 from treadle import hooks
 from treadle.errors import ConfigurationError, StateError, StepError, TreadleWarning
 
@@ -256,22 +255,3 @@ def test_a_decorated_hook_is_called_as_its_wrapper_is() -> None:
     with treadle.Loop(Line(), hooks=[treadle.every("1 step", show), Own()], console=False) as loop:
         loop.fit([X, X], epochs=1)
     assert called == [1, 1]
-
-
-def validated(loop: treadle.Loop) -> None:
-    loop.fit(source(), validation=source(5), epochs=3, validate_every="4 steps")
-
-
-@pytest.mark.long
-def test_best_weights_of_a_run_that_was_interrupted_are_the_same_bits(tmp_path: Path) -> None:
-    def best() -> Any:
-        return [hooks.BestWeights("val_loss", direction="max")]  # the first one is best
-
-    whole = run(tmp_path / "whole", validated, hooks=best())
-    with pytest.raises(OSError, match="killed"):
-        run(tmp_path / "killed", validated, die_at=10, hooks=best())
-    resumed = run(tmp_path / "killed", validated, hooks=best())
-    same_run(whole, resumed)
-    [note] = [r.values["note"] for r in resumed.history.records if "note" in r.values]
-    assert note.startswith("the weights are those of step 4, the best val_loss: ")
-    assert resumed.progress.step > 10

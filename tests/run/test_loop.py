@@ -155,18 +155,6 @@ def test_closed_sources_see_every_update() -> None:
     assert seen == [0, 1, 2, 3, 4]
 
 
-def test_a_call_continues_where_the_last_one_stopped() -> None:
-    with loop_of() as whole:
-        whole.fit(source(), epochs=2)
-    with loop_of() as pieces:
-        train = source()
-        pieces.fit(train, steps=4)
-        assert pieces.progress.batch == 4
-        pieces.fit(train, steps=5)
-        pieces.fit(train, steps=3)
-    same(whole.state.arrays(), pieces.state.arrays())
-
-
 def test_single_steps_by_hand_and_windows_agree_bit_for_bit() -> None:
     x, y = arrays()
     train = data.from_arrays(x, y, batch_size=8, shuffle=False)

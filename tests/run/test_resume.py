@@ -354,23 +354,6 @@ def test_another_configuration_is_not_resumed(tmp_path: Path, changed: Any, mess
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
 
 
-@pytest.mark.long
-def test_override_lists_what_may_differ(tmp_path: Path) -> None:
-    def longer(epochs: int) -> Any:
-        return lambda loop: loop.fit(source(), validation=source(5), epochs=epochs)
-
-    straight = run(tmp_path / "straight", longer(4))
-    run(tmp_path / "cut", longer(2))
-    with pytest.raises(
-        DirectoryError, match=r"epochs was 2, now 4.* override=\[\"epochs\"\] \(--override\)$"
-    ):
-        run(tmp_path / "cut", longer(4))
-    going_on = run(tmp_path / "cut", longer(4), override=["epochs"])
-    same_run(going_on, straight)
-    record = json.loads((tmp_path / "cut" / "run.json").read_text())
-    assert record["overridden"] == ["epochs was 2, now 4"]
-
-
 def test_shapes_that_changed_are_all_listed_and_nothing_is_assigned(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="killed"):
         run(tmp_path, die_at=5)

@@ -23,17 +23,6 @@ from treadle.hooks import Checkpoint, EarlyStopping, JSONLines
 run = partial(test_resume.run, options=treadle.Options(execution="eager"))
 
 
-class DyingInRecord(treadle.Hook):
-    """Ends the process when something is recorded at a step."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def record(self, loop: Any, record: Any) -> None:
-        if record.kind != "log" and loop.progress.step == self.step:
-            raise OSError("killed")
-
-
 def by_epochs(loop: treadle.Loop) -> None:
     loop.fit(source(), validation=source(5), epochs=2)
 
@@ -81,14 +70,6 @@ def test_a_hand_written_loop_over_completed_epochs_has_their_weights(tmp_path: P
     theirs = straight.state.arrays()
     for path, value in cut.state.arrays().items():
         assert value.tobytes() == theirs[path].tobytes(), path
-
-
-@pytest.mark.long
-def test_a_process_may_end_in_the_last_validation(tmp_path: Path) -> None:
-    straight = run(tmp_path / "straight", by_steps)
-    with pytest.raises(OSError, match="killed"):
-        run(tmp_path / "cut", by_steps, hooks=[DyingInRecord(9)])  # step 9 is saved before
-    require_finished(run(tmp_path / "cut", by_steps), straight)
 
 
 @pytest.mark.long

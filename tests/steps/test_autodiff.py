@@ -261,32 +261,6 @@ def test_blend_moves_floats_and_copies_whole_numbers(amount: float) -> None:
     assert number(into[1]) == 8
 
 
-def test_frozen_copies_are_copies() -> None:
-    class Doubled(keras.layers.Layer):
-        def build(self, shape: Any) -> None:
-            self.kernel = self.add_weight(shape=(shape[-1],), initializer="ones", name="kernel")
-
-        def call(self, x: Any) -> Any:
-            return 2.0 * x * self.kernel
-
-    inputs = keras.Input((2,))
-    functional = keras.Model(inputs, keras.layers.Dense(1)(inputs))
-    layer = Doubled()
-    layer.build((None, 2))
-    sequential = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    for original in (functional, sequential, layer):
-        copy = treadle.frozen_copy(original)
-        x = ops.ones((1, 2))
-        assert type(copy) is type(original)
-        assert copy.trainable_variables == []
-        assert original.trainable_variables
-        np.testing.assert_array_equal(
-            ops.convert_to_numpy(copy(x)), ops.convert_to_numpy(original(x))
-        )
-        original.weights[0].assign(original.weights[0] + 1.0)
-        assert (ops.convert_to_numpy(copy(x)) != ops.convert_to_numpy(original(x))).any()
-
-
 def test_frozen_copies_need_a_built_model() -> None:
     with pytest.raises(StepError) as caught:
         treadle.frozen_copy(keras.Sequential([keras.layers.Dense(1)], name="net"))

@@ -154,6 +154,16 @@ def test_a_configuration_that_shares_layers_is_not_used() -> None:
     assert_independent(model, treadle.frozen_copy(model))
 
 
+def test_models_and_layers_are_copied_by_their_configuration() -> None:
+    inputs, layer = keras.Input((6,)), layers.Dense(2)
+    layer.build((None, 6))
+    sequential = keras.Sequential([keras.Input((6,)), layers.Dense(2)])
+    for model in (layer, sequential, keras.Model(inputs, layers.Dense(2)(inputs))):
+        copy = treadle.frozen_copy(model)
+        assert type(copy) is type(model)
+        assert_independent(model, copy)
+
+
 def test_arrays_of_a_copy_from_a_configuration_are_its_own() -> None:
     model = keras.Sequential([keras.Input((6,)), layers.Dense(2)])
     copy = treadle.frozen_copy(model)

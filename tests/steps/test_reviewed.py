@@ -1,7 +1,6 @@
 """What once went wrong in silence, one test for each."""
 
 import time
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -12,7 +11,7 @@ from keras import ops
 from mistakes import ROWS, arrays, source
 
 import treadle
-from treadle.errors import DirectoryError, GradientError, StepError
+from treadle.errors import GradientError, StepError
 
 
 class Plain(Classifier):
@@ -147,25 +146,6 @@ def test_losses_of_layers_are_there_after_substituted(nested: bool) -> None:
     np.testing.assert_allclose(history.steps("penalty"), history.steps("expected"), rtol=1e-5)
 
 
-def test_an_interrupted_window_is_trained_on_again() -> None:
-    class Interrupted(treadle.Hook):
-        armed = True
-
-        def steps(self, loop: Any, logs: Any) -> None:
-            if self.armed:
-                self.armed = False
-                raise KeyboardInterrupt
-
-    task = Plain()
-    train = source()
-    with loop_of(task, hooks=[Interrupted()], options=treadle.Options(window=2)) as loop:
-        with pytest.raises(KeyboardInterrupt):
-            loop.fit(train, epochs=1)
-        assert loop.progress.step == 2
-        loop.fit(train, epochs=1)
-    assert loop.progress.step == 5
-
-
 def test_evaluation_restores_what_an_optimizer_changed() -> None:
     class Adapting(Plain):
         def eval_step(self, batch: Any) -> Any:
@@ -188,29 +168,6 @@ def test_timed_hooks_fire_also_where_hooks_take_the_time() -> None:
     with loop_of(Plain(), hooks=hooks) as loop:
         loop.fit(source(), epochs=2)
     assert len(fired) >= 3  # 0.3 s or more, however slow the machine is
-
-
-def test_two_calls_of_fit_are_finished_one_by_one(tmp_path: Path) -> None:
-    def script() -> Any:
-        keras.utils.set_random_seed(0)
-        with loop_of(Plain(), directory=tmp_path, configuration={}) as loop:
-            loop.fit(source(), epochs=2)
-            loop.fit(source(), epochs=1)
-        return loop
-
-    first = script()
-    assert first.progress.epoch == 3
-    again = script()
-    assert again.progress == first.progress
-    assert len(again.history.epochs) == 3
-    with (
-        pytest.raises(DirectoryError, match="holds another run: epochs was 2, now None"),
-        loop_of(Plain(), directory=tmp_path, configuration={}) as loop,
-    ):
-        next(iter(loop.steps(source())))
-    (tmp_path / "pretrained.keras").touch()
-    loop_of(Plain(), directory=tmp_path, configuration={}, fresh=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["pretrained.keras"]
 
 
 def test_a_phase_inside_an_objective_is_refused() -> None:

@@ -21,7 +21,6 @@ X = RNG.normal(size=(ROWS, 4)).astype("float32")
 A = RNG.normal(size=(ROWS, 3)).astype("float32")
 B = RNG.normal(size=(ROWS, 1)).astype("float32")
 CLASSES = RNG.integers(0, 3, ROWS).astype("int32")
-ONE_HOT = np.eye(3, dtype="float32")[CLASSES]
 BITS = (B > 0).astype("float32")
 WEIGHTS, OTHERS = (RNG.uniform(0.5, 2, ROWS).astype("float32") for _ in range(2))
 TOKENS = np.where(np.arange(5) < RNG.integers(1, 6, (ROWS, 1)), RNG.integers(1, 9, (ROWS, 5)), 0)
@@ -67,10 +66,6 @@ class Penalized(keras.Model):  # type: ignore[misc]
 
 def one(**options: Any) -> Any:
     return keras.Sequential([keras.Input((4,)), dense(3, "a", **options)])
-
-
-def bit(activation: str = "sigmoid") -> Any:
-    return keras.Sequential([keras.Input((4,)), dense(1, "b", activation=activation)])
 
 
 def unbuilt() -> Any:
@@ -150,18 +145,6 @@ FORMS = {
     "regularized": Form(lambda: one(kernel_regularizer="l2"), A, "mse", weight=WEIGHTS),
     "unbuilt": Form(unbuilt, A, "mse", lambda: {"metrics": ["mae"]}),
     "accuracy of classes": Form(one, CLASSES, LOGITS, lambda: {"metrics": ["accuracy"]}),
-    "acc of one-hot": Form(
-        lambda: one(activation="softmax"),
-        ONE_HOT,
-        "categorical_crossentropy",
-        lambda: {"metrics": ["acc"]},
-    ),
-    "accuracy of bits": Form(
-        bit,
-        BITS,
-        "binary_crossentropy",
-        lambda: {"metrics": ["accuracy", keras.metrics.AUC(name="auc")]},
-    ),
     "accuracy of a regression": Form(one, A, "mse", lambda: {"metrics": ["accuracy"]}),
     "crossentropy by shape": Form(
         lambda: one(activation="softmax"), CLASSES, "crossentropy", lambda: {"metrics": ["acc"]}
@@ -186,9 +169,6 @@ FORMS = {
     "one of two losses in a list": Form(pair, (A, B), ["mse", None]),
     "names of a list": Form(
         pair, (A, B), {"a": "mse", "b": "mae"}, lambda: {"metrics": {"b": [mae()], "a": "mse"}}
-    ),
-    "weights by name": Form(
-        pair, (A, B), {"a": "mse", "b": "mae"}, lambda: {"loss_weights": {"b": 3.0, "a": 0.1}}
     ),
     "one of two losses by name": Form(pair, (A, B), {"a": None, "b": "mae"}),
     "a dict of labels": Form(pair, {"b": B, "a": A}, ["mse", "mae"]),

@@ -213,24 +213,6 @@ def by_hand(logits: Any, weight: Any = None) -> float:
     return float(np.mean(losses if weight is None else losses * weight))
 
 
-@pytest.mark.parametrize(
-    "loss",
-    [
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        lambda y, p: keras.losses.sparse_categorical_crossentropy(y, p, from_logits=True),
-    ],
-    ids=["loss", "function"],
-)
-@pytest.mark.parametrize("weight", [None, np.array([0.0, 1.0, 2.0, 0.5], "float32")])
-def test_losses_and_functions_mean_the_same(loss: Any, weight: Any) -> None:
-    task = Supervised(model(), loss, "sgd")
-    logits = ops.convert_to_numpy(task.model(X))
-    batch = (X, Y) if weight is None else (X, Y, weight)
-    logs = task.eval_step(batch)
-    found = float(ops.convert_to_numpy(logs["loss"]))
-    assert found == pytest.approx(by_hand(logits, weight), rel=1e-5)
-
-
 def test_names_of_losses_optimizers_and_metrics() -> None:
     task = Supervised(model(), "mse", "adam", ["mae", keras.metrics.MeanSquaredError(name="other")])
     assert isinstance(task.loss, keras.Loss)

@@ -156,13 +156,7 @@ def test_a_search_survives_an_interrupt_and_a_kill(mine):
         (["linear"], "linear has no search space: annotate a setting"),
         (["digit"], "Did you mean 'digits'?"),
         (["digits", "--set", "unit=3"], "digits has no setting 'unit'. Did you mean 'units'?"),
-        (
-            ["digits", "--search", "unit=3..4"],
-            "digits has no setting 'unit'. Did you mean 'units'?",
-        ),
         (["digits", "--search", "units=9..3"], "9 is not less than 3"),
-        (["digits", "--search", "units=3..9", "--set", "units=4"], "units is both searched (3..9)"),
-        (["digits", "--monitor", "quality"], "cannot infer from the name 'quality'"),
         (["digits", "--data-dir", "nowhere"], "--data-dir nowhere: there is no such folder"),
         (["digits", "units=3"], "repeat --set for each setting, as --set units=3"),
     ],

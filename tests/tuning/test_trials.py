@@ -14,7 +14,6 @@ from tests.tune_searches import Line, apart, quick  # noqa: F401
 from treadle import Choice, Range
 from treadle.errors import CheckpointError, DataError, DirectoryError
 from treadle.tuning.orders import Order
-from treadle.tuning.study import Study
 
 
 def log_of(directory):
@@ -53,34 +52,6 @@ def test_equal_seeds_give_equal_trials():
     assert [t.value for t in one.trials] == [t.value for t in two.trials]
     assert [t.parameters for t in one.trials] == [t.parameters for t in two.trials]
     assert one.direction == "min" and one.directory is None
-
-
-@pytest.mark.long
-def test_a_trial_that_was_interrupted_goes_on(tmp_path, monkeypatch):
-    class Cut(BaseException):
-        pass
-
-    def asked():
-        return treadle.tune(Line, trials=2, fixed={"fails": ""}, directory="there", epochs=4)
-
-    report = Study.report
-    with monkeypatch.context() as patched:
-
-        def cut(self, number, at, value):
-            if (number, at) == (1, 2):
-                raise Cut
-            return report(self, number, at, value)
-
-        patched.setattr(Study, "report", cut)
-        with pytest.raises(Cut):
-            asked()
-    assert [line["epoch"] for line in log_of("there/trials/0001")][-1] == 3
-    found = asked()
-    monkeypatch.chdir(tmp_path.parent)
-    alone = treadle.tune(Line, trials=2, fixed={"fails": ""}, epochs=4)
-    assert [(t.value, t.reports, t.ended) for t in found.trials] == [
-        (t.value, t.reports, t.ended) for t in alone.trials
-    ]
 
 
 def test_errors_and_nan_are_results():
