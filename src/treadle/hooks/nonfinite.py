@@ -45,8 +45,8 @@ class NonFinite(Hook):
 
             - `"raise"` ends the run with an error.
             - `"stop"` stops the run like `loop.stop`.
-            - `"skip"` undoes the step within the compiled step, as if its batch did not exist. Its
-              values are logged with `undone` and excluded from means.
+            - `"skip"` undoes the step within the compiled step: only the states of seed generators
+              advance. Its values are logged with `undone` and excluded from means.
             - `"rollback"` has no cost until it is needed, besides a checkpoint at the beginning of
               each call of `Loop.fit`. The run rolls back to the newest checkpoint of this call,
               checks every step to find the one that failed, rolls back again, and skips
