@@ -29,14 +29,14 @@ LONG = 60
 # Budgets: about 3 % above what was counted when a limit was set, so that changes can be merged that
 # add a function each. A change that exceeds one says why; one that lowers a count lowers its limit.
 LIMITS = {
-    "lines": 71_740,
-    "lines of code": 44_530,
+    "lines": 71_690,
+    "lines of code": 44_490,
     "files": 370,
     "files outside distribute/ that use a group of processes": 10,
     "class names of several classes": 0,
     "names in treadle": 40,
     "modules in treadle": 9,
-    "members of Loop": 23,
+    "members of Loop": 22,
     "functions above 60 lines": 6,
     "private names of Keras and the frameworks": 88,
     "private names that nothing works without": 20,
