@@ -99,13 +99,23 @@ def test_leaving_an_epoch_by_a_break_begins_the_next() -> None:
 
 
 HELD = """
+import os
+import sys
 import numpy as np
 import treadle
 from tests.line import Line
 
 loop = treadle.Loop(Line(), "run", console=False)
+epochs = loop.epochs(2)
+next(epochs)
 steps = loop.steps(treadle.data.from_arrays(np.ones((8, 3), "float32"), batch_size=2))
 next(steps), next(steps)
+if os.fork() == 0:
+    os.close(2)
+    sys.exit()  # the run belongs to the first process
+os.wait()
+print(os.listdir("run/checkpoints"))
+next(steps)
 """
 
 
@@ -114,8 +124,9 @@ def test_a_script_that_ends_within_an_epoch_saves_its_last_step(tmp_path: Path) 
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env)
     assert done.returncode == 0 and "Exception ignored" not in done.stderr
+    assert "step-000000000000" in done.stdout and "step-000000000002" not in done.stdout
     found = Checkpoints(tmp_path / "run" / "checkpoints").latest()
-    assert found is not None and found.progress.step == 2
+    assert found is not None and found.progress.step == 3
 
 
 def test_a_call_that_ends_within_an_epoch_is_recorded() -> None:

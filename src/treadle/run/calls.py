@@ -1,12 +1,14 @@
 """The calls of a loop that train: how they are numbered, skipped, begun and ended."""
 
 import atexit
+import inspect
+import os
 import warnings
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from ..backends.hints import device_lost
 from ..checkpoint.run_files import averaged
@@ -27,7 +29,7 @@ from .validation import Validation
 
 _Arguments = ParamSpec("_Arguments")
 _Value = TypeVar("_Value")
-_open: WeakSet[Generator[Any]] = WeakSet()
+_open: WeakKeyDictionary[Generator[Any], int] = WeakKeyDictionary()  # with their processes
 
 
 def closed_at_exit(
@@ -42,7 +44,7 @@ def closed_at_exit(
     @wraps(method)
     def begin(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Generator[_Value]:
         generator = method(*args, **kwargs)
-        _open.add(generator)
+        _open[generator] = os.getpid()
         atexit.unregister(_close)
         atexit.register(_close)  # as the last, so that it runs before processes leave their group
         return generator
@@ -51,8 +53,10 @@ def closed_at_exit(
 
 
 def _close() -> None:
-    for generator in list(_open):
-        generator.close()
+    """Close the generators of this process, the inner ones first; one that runs is in a thread."""
+    for generator, process in reversed(list(_open.items())):
+        if process == os.getpid() and inspect.getgeneratorstate(generator) != inspect.GEN_RUNNING:
+            generator.close()
 
 
 class Calls:
