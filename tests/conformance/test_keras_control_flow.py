@@ -8,8 +8,9 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from executions import EXECUTIONS, long_to_compile, once
+from executions import long_to_compile, once
 from keras import ops
+from loops import same
 
 import treadle
 from tests.dying import Dying
@@ -186,15 +187,6 @@ def test_all_kinds_of_state_are_carried(program: Any) -> None:
     check(program, STATE, "auto")
 
 
-@pytest.mark.long
-@once  # all kinds together are carried on each backend, above
-@EXECUTIONS
-@pytest.mark.parametrize("kind", [*STATE, "nothing"])
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_each_kind_of_state_is_carried(program: Any, kind: str, execution: str) -> None:
-    check(program, [kind], execution)
-
-
 @pytest.mark.parametrize("program", [pytest.param(scanned, marks=long_to_compile), switched])
 def test_eager_steps_carry_them_too(program: Any) -> None:
     check(program, STATE, "eager")
@@ -214,8 +206,7 @@ def test_an_interrupted_run_ends_the_same(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="killed"):
         trained(Stateful(scanned), "auto", directory=tmp_path, hooks=hooks)
     _, state = trained(Stateful(scanned), "auto", directory=tmp_path, hooks=hooks[:1])
-    for path, value in expected[1].items():
-        np.testing.assert_array_equal(state[path], value, err_msg=path)
+    same(state, expected[1])
 
 
 class Differentiated(Stateful):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from executions import long_to_compile
 from keras import ops
+from loops import same
 
 import treadle
 from tests.dying import killed
@@ -80,9 +81,7 @@ def compiled_forms(loop: treadle.Loop) -> int:
 
 def equal(one: treadle.Loop, other: treadle.Loop) -> None:
     np.testing.assert_array_equal(one.history.steps("loss"), other.history.steps("loss"))
-    expected = other.state.arrays()
-    for path, value in one.state.arrays().items():
-        np.testing.assert_array_equal(value, expected[path], err_msg=path)
+    same(one.state.arrays(), other.state.arrays())
 
 
 @long_to_compile

@@ -152,39 +152,6 @@ def test_a_stateful_layer_equals_states_passed_by_hand(name: str, execution: Any
         np.testing.assert_allclose(*map(ops.convert_to_numpy, (state, held)), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.long
-@EAGER_ONCE
-def test_a_layer_in_time_distributed_keeps_its_state(execution: Any) -> None:
-    """The wrapped layer is called for each element of the sequence, one after the other."""
-    keras.utils.set_random_seed(3)
-    one = layers.TimeDistributed(layers.GRU(UNITS, stateful=True))
-    shape = (ROWS, 2, STEPS, FEATURES)
-
-    class Wrapped(Stateful):
-        def reset(self) -> None:
-            self.layer.layer.reset_state()
-
-    found = Wrapped(one, shape)
-    weights = [np.array(w) for w in one.get_weights()]
-    losses, _ = trained(found, shape, execution)
-
-    class Each(Stateful):
-        def train_step(self, x: Any) -> Any:
-            def objective() -> Any:
-                return ops.mean(
-                    sum(
-                        ops.stack([self.layer(x[:, i]) for i in range(2)], 1) ** 2 for _ in range(2)
-                    )
-                )
-
-            variables = self.layer.trainable_variables
-            return {"loss": treadle.minimize(objective, variables, self.optimizer)}
-
-    each = Each(layers.GRU(UNITS, stateful=True), SEQUENCE)
-    each.layer.set_weights(weights)
-    np.testing.assert_allclose(losses, trained(each, shape, execution)[0], rtol=2e-5)
-
-
 @long_to_compile
 @EAGER_ONCE
 def test_mixed_precision_keeps_the_state(execution: Any) -> None:
