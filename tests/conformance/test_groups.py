@@ -179,15 +179,6 @@ def test_processes_started_by_others_have_the_same_bits(
 
 @pytest.mark.long
 @pytest.mark.skipif(not TORCH, reason="torchrun is of PyTorch")
-def test_torchrun_gives_the_same_bits(whole: tuple[Path, Ended], tmp_path: Path) -> None:
-    torchrun = [python(), "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    ended = started([*torchrun, SCRIPT, str(tmp_path / "run")], OMP_NUM_THREADS="1")
-    assert ended.code == 0, ended.errors
-    assert ended.last == whole[1].last
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not TORCH, reason="torchrun is of PyTorch")
 def test_a_command_has_the_same_bits_by_torchrun(tmp_path: Path) -> None:
     digits = ["run", "digits", "--steps", "20", "--quiet", "--directory"]
     launch = [python(), "-m", "treadle", "launch", "--workers", "2", "--"]

@@ -25,13 +25,6 @@ HELD = {
         optimizer/velocities/model/layers/1/kernel optimizer/velocities/model/layers/1/bias
         random/keras
         """,
-    "batchnorm": """
-        model/layers/0/kernel model/layers/0/bias
-        model/layers/1/gamma model/layers/1/beta
-        model/layers/1/moving_mean model/layers/1/moving_variance
-        model/layers/2/kernel model/layers/2/bias
-        accuracy/total accuracy/count optimizer/iterations optimizer/learning_rate random/keras
-        """,
     "gru": """
         model/layers/1/cell/kernel model/layers/1/cell/recurrent_kernel model/layers/1/cell/bias
         model/layers/1/cell/seed_generator/state
@@ -74,11 +67,6 @@ HELD = {
         nested/head_optimizer/velocities/nested/model/layers/1/kernel
         nested/head_optimizer/velocities/nested/model/layers/1/bias
         optimizer/iterations optimizer/learning_rate random/keras
-        """,
-    "keras-random": """
-        model/layers/0/kernel model/layers/0/bias model/layers/1/kernel model/layers/1/bias
-        accuracy/total accuracy/count noise/state optimizer/iterations optimizer/learning_rate
-        random/keras
         """,
 }
 

@@ -19,7 +19,7 @@ from keras import ops
 
 import treadle
 from treadle import data
-from treadle.errors import ConfigurationError, DirectoryError, StateError, StepError
+from treadle.errors import ConfigurationError, StateError, StepError
 from treadle.testing import run_steps
 from treadle.testing.trace import same_bits
 
@@ -99,18 +99,6 @@ def test_some_layers_in_float16_are_enough() -> None:
     assert (
         "loss_scale" not in run_steps(full(lambda: Classifier([dense(), head()])), BATCHES).values
     )
-
-
-@long_to_compile
-def test_the_precision_is_part_of_the_configuration_of_a_run(tmp_path: Any) -> None:
-    def make() -> Any:
-        return Classifier([dense(), head()])
-
-    with loop_of(half(make), directory=tmp_path, configuration={"a": 1}) as loop:
-        loop.fit(source(), epochs=1)
-    message = "configuration: precision was 'mixed_float16', now 'float32'"
-    with pytest.raises(DirectoryError, match=message):
-        loop_of(full(make), directory=tmp_path, configuration={"a": 1})
 
 
 # Errors
