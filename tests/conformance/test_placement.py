@@ -45,15 +45,6 @@ HELD = {
         model/layers/1/kernel model/layers/1/bias
         accuracy/total accuracy/count optimizer/iterations optimizer/learning_rate random/keras
         """,
-    "parts-of-one-model": """
-        model/layers/0/kernel model/layers/0/bias model/layers/1/kernel model/layers/1/bias
-        accuracy/total accuracy/count optimizer/iterations optimizer/learning_rate
-        head_optimizer/iterations head_optimizer/learning_rate
-        head_optimizer/momentums/model/layers/1/kernel head_optimizer/momentums/model/layers/1/bias
-        head_optimizer/velocities/model/layers/1/kernel
-        head_optimizer/velocities/model/layers/1/bias
-        random/keras
-        """,
     "holders": """
         pair/scale pair/layers/0/kernel pair/layers/0/bias pair/layers/1/kernel pair/layers/1/bias
         heads/a/0/kernel heads/a/0/bias heads/b/0/kernel heads/b/0/bias
