@@ -13,7 +13,7 @@ from loops import same
 
 import treadle
 from treadle import data
-from treadle.errors import ConfigurationError, OwnershipError, StepError
+from treadle.errors import ConfigurationError, StepError
 from treadle.hooks import NonFinite
 from treadle.testing import accumulated_equals_large_batch, run_steps
 
@@ -159,20 +159,6 @@ def test_steps_and_updates_are_counted_apart_and_per_optimizer() -> None:
     assert number(task.w["seldom"]) == pytest.approx(1 - 0.1 * 2)
     assert number(task.accumulators["seldom"].filled) == 3
     assert number(task.accumulators["seldom"].weight) == 9
-
-
-def test_a_phase_owns_its_accumulator() -> None:
-    w, optimizer, accumulator = keras.Variable(1.0), keras.optimizers.SGD(), treadle.Accumulator(2)
-
-    def train_step(batch: Any) -> Any:
-        loss, grads = treadle.gradients(lambda: w * ops.mean(batch), [w])
-        with treadle.phase("learn", owns=[w, optimizer]):
-            accumulator.add(grads, lambda mean: optimizer.apply(mean, [w]))
-        return {"loss": loss}
-
-    task = treadle.task(train_step, w=w, optimizer=optimizer, accumulator=accumulator)
-    with pytest.raises(OwnershipError, match="phase 'learn' changed accumulator/filled, which it"):
-        run_steps(task, [np.ones(2, "float32")], treadle.Options(checked=True))
 
 
 def test_several_losses_have_one_update() -> None:

@@ -100,19 +100,6 @@ def test_scheduled_learning_rates(name: str) -> None:
     assert_captured(lambda: Classifier([dense(), head()], keras.optimizers.SGD(SCHEDULES[name]())))
 
 
-def test_a_learning_rate_may_be_changed_between_windows() -> None:
-    def run(execution: str) -> Any:
-        keras.utils.set_random_seed(0)
-        options = treadle.Options(execution=execution)
-        task = Classifier([dense(), head()], keras.optimizers.SGD(0.1))
-        runner = Runner(task, BATCHES[0], options)
-        runner.run(BATCHES[:3])
-        task.optimizer.learning_rate = 0.7
-        return runner.run(BATCHES[3:6])
-
-    compare(run("auto"), run("eager"), "captured", "run eagerly", tolerance=None)
-
-
 # Random numbers
 
 gamma = keras.random.gamma  # as `from keras.random import gamma`

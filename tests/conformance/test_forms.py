@@ -127,18 +127,6 @@ def test_each_form_trains_as_in_a_loop_by_hand(
     assert iterations == (len(order) if shared else order.count("a"))
 
 
-@pytest.mark.parametrize("method", ["step", "steps"])
-def test_step_and_steps_support_forms(method: str) -> None:
-    order, losses = "abbab", []
-    with treadle.Loop(Pair("shape", Momentum.make), console=False) as loop:
-        if method == "step":
-            losses = [loop.step(batch)["loss"] for batch in batches(order, "shape")]
-        else:
-            for _ in loop.epochs(1):
-                losses = [logs["loss"] for logs in loop.steps(batches(order, "shape"))]
-    np.testing.assert_allclose(losses, by_hand(order, Momentum, False), rtol=2e-5)
-
-
 def test_a_form_is_built_once_and_then_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[Any] = []
     original = compiled_step.build_step

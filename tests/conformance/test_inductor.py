@@ -181,19 +181,6 @@ def test_attention_is_compiled_unless_it_drops(compiler: Compilers) -> None:
     assert len(drawing) > 1
 
 
-def test_steps_around_a_draw_from_a_result_have_two_parts(compiler: Compilers) -> None:
-    def step(task: Any, x: Any, y: Any) -> Any:
-        x = ops.tanh(ops.cumsum(ops.exp(ops.tanh(x * 2 + 1)), axis=0) / 3 - 1) * 1.5 + 0.25
-        chosen = keras.random.categorical(task.model(x), 1, seed=task.seed)
-        return {"loss": learn(task, x, y), "chosen": ops.mean(ops.cast(chosen, "float32"))}
-
-    def make() -> Any:
-        return Steps(step, seed=keras.random.SeedGenerator(1))
-
-    compare(trace(make), trace(make, "captured"), "compiled", "captured", CLOSE)
-    assert len(compiler.graphs) in (1, 2)
-
-
 # Compiled for real
 
 BOTH = of(
@@ -272,11 +259,6 @@ def test_a_compiler_that_fails_names_the_operation_and_its_line(compiler: Compil
         "aten.tanh.default failed, at classifier.py:37: logits = self.model(x, training=True): "
         "RuntimeError: LoweringException: no such thing target: aten.tanh.default"
     )
-
-
-def test_a_compiler_that_fails_elsewhere(compiler: Compilers) -> None:
-    compiler.error = OSError("disk full")
-    assert reason(trace(MODELS["adam"]).plan) == "OSError: disk full"
 
 
 @pytest.mark.long

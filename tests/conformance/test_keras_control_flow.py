@@ -1,7 +1,6 @@
 """Branches and loops of `keras.ops` in steps give what Python's own would, with all their state."""
 
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,12 +9,9 @@ import numpy as np
 import pytest
 from executions import long_to_compile, once
 from keras import ops
-from loops import same
 
 import treadle
-from tests.dying import Dying
 from treadle.errors import GradientError, StepError
-from treadle.hooks import Checkpoint
 
 BACKEND = keras.config.backend()
 BATCHES = [
@@ -161,9 +157,9 @@ def by_hand(task: Stateful) -> tuple[list[float], dict[str, Any]]:
     return found, treadle.Loop(task, console=False).state.arrays()
 
 
-def trained(task: Stateful, execution: Any, **how: Any) -> tuple[list[float], dict[str, Any]]:
+def trained(task: Stateful, execution: Any) -> tuple[list[float], dict[str, Any]]:
     options = treadle.Options(execution=execution)
-    with treadle.Loop(task, console=False, options=options, **how) as loop:
+    with treadle.Loop(task, console=False, options=options) as loop:
         return loop.fit(BATCHES, epochs=1).steps("found"), loop.state.arrays()
 
 
@@ -197,16 +193,6 @@ def test_metrics_in_loops_count_every_call() -> None:
     with treadle.Loop(task, console=False) as loop:
         means = loop.fit(BATCHES, epochs=1).last["average"]
     np.testing.assert_allclose(means, np.mean(BATCHES), rtol=1e-5)
-
-
-@long_to_compile
-def test_an_interrupted_run_ends_the_same(tmp_path: Path) -> None:
-    expected = trained(Stateful(scanned), "auto")
-    hooks = [Checkpoint(every="1 step"), Dying(2)]
-    with pytest.raises(OSError, match="killed"):
-        trained(Stateful(scanned), "auto", directory=tmp_path, hooks=hooks)
-    _, state = trained(Stateful(scanned), "auto", directory=tmp_path, hooks=hooks[:1])
-    same(state, expected[1])
 
 
 class Differentiated(Stateful):

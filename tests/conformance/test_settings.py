@@ -173,16 +173,6 @@ def test_a_run_resumes_with_changed_values(kind: str, where: Any, tmp_path: Path
     assert trained() == [1, 1, 2, 2, 4, 4]
 
 
-def test_calls_see_the_current_value() -> None:
-    settings = Settings()
-    loop = treadle.Loop(Held(settings, lambda s: s.current()), console=False)
-    found = []
-    for factor in (1.0, 3.0):
-        settings.factor = factor
-        found.append(float(loop.call(lambda x: ops.mean(x) * settings.current(), ROWS)))
-    assert found == [1, 3]
-
-
 def test_what_a_step_changes_itself_is_left_out() -> None:
     """A cache, or a counter of traces, that a step closes over."""
     cache: dict[str, Any] = {}
@@ -263,7 +253,6 @@ class Scores(Held):
         return ops.mean(x) * self.settings.temperature
 
 
-@once
 def test_a_called_method_reads_what_no_step_reads() -> None:
     settings = SimpleNamespace(factor=1.0, temperature=1.0)
     with treadle.Loop(Scores(settings, lambda s: s.factor), console=False) as loop:

@@ -39,13 +39,6 @@ def test_compiled_is_close_to_eager() -> None:
     compiled_equals_eager(make, two_epochs())
 
 
-@long_to_compile
-def test_rows_are_counted_as_what_they_are() -> None:
-    trace = run_steps(make(), two_epochs(), windows=(6,))
-    assert trace.values["loss"].shape == (6,)
-    assert trace.state["accuracy/count"] == 2 * (8 + 8 + SHORT)
-
-
 @pytest.mark.parametrize("form", [(0,), ()])
 def test_scalars_and_empty_trailing_dimensions_travel(form: tuple[int, ...]) -> None:
     class Adds(treadle.Task):

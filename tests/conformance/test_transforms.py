@@ -90,7 +90,6 @@ def test_each_list_of_a_dict_is_treated_by_itself() -> None:
     assert list(transforms.with_noise(both)) == ["a", "b"]
 
 
-@long_to_compile
 def test_half_precision_has_a_norm_of_32_bits_and_stays_half() -> None:
     many = [ops.ones((1000,), "bfloat16")]
     clipped, norm = treadle.clip_by_global_norm(many, 1.0)
@@ -189,7 +188,6 @@ def test_gradients_and_variables_that_do_not_belong_together() -> None:
     )
 
 
-@long_to_compile
 def test_noise_has_the_papers_variance_and_fades() -> None:
     zeros, seed = [ops.zeros((40_000,))], keras.random.SeedGenerator(0)
     for eta, gamma, step in ((0.3, 0.55, 0), (1.0, 0.55, 99), (4.0, 1.0, ops.array(3))):
@@ -200,7 +198,6 @@ def test_noise_has_the_papers_variance_and_fades() -> None:
         assert abs(noise.mean()) < 0.03
 
 
-@long_to_compile
 def test_noise_goes_by_the_running_step_and_differs_between_gradients() -> None:
     class Task(treadle.Task):
         def __init__(self) -> None:
