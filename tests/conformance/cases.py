@@ -153,17 +153,6 @@ class MetricsOnly(Classifier):
         self.mean_loss.update_state(super().eval_step(batch)["loss"])
 
 
-class DictBatch(Classifier):
-    """A batch with names, one of which stands for nothing."""
-
-    def __init__(self) -> None:
-        super().__init__([dense(), head()])
-
-    def train_step(self, batch: Any) -> Any:
-        assert batch["weight"] is None
-        return super().train_step((batch["inputs"]["x"], batch["y"]))
-
-
 @dataclass
 class Pair:
     """What a task may keep its state in, in addition to lists and dicts."""
@@ -343,5 +332,4 @@ CASES: dict[str, Case] = {
     "weighted": case(lambda: Weighted([dense(), head()])),
     "metrics-only": case(MetricsOnly),
     "holders": case(Holders),
-    "dict-batch": case(DictBatch, batch=lambda x, y: {"y": y, "inputs": {"x": x}, "weight": None}),
 }

@@ -233,16 +233,6 @@ def test_backward_equals_its_portable_form() -> None:
     assert traces[0].changed == traces[1].changed
 
 
-@on_torch
-def test_building_a_native_step_leaves_nothing_behind() -> None:
-    task = Backward()
-    trace = run_steps(task, BATCHES[:1], start=0)
-    assert (trace.start["model/layers/1/moving_variance"] == 1).all()
-    assert trace.start["accuracy/count"] == 0
-    assert trace.state["accuracy/count"] == ROWS
-    assert trace.state["optimizer/iterations"] == 1
-
-
 @on_both
 def test_a_native_step_that_fails_while_it_is_built_leaves_nothing_behind() -> None:
     task = Failing()
