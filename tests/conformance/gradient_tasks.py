@@ -150,21 +150,6 @@ class GradientPenalty(TwoModels):
         return {"loss": loss, "penalty": penalty}
 
 
-class Adversarial(Classifier):
-    """Learns from inputs moved along their own gradient (FGSM)."""
-
-    def __init__(self) -> None:
-        super().__init__([dense(), keras.layers.BatchNormalization(), head()])
-
-    def train_step(self, batch: Any) -> Any:
-        x, y = batch
-        clean, (slope,) = treadle.input_gradients(
-            lambda x: self.loss(y, self.model(x, training=False)), x
-        )
-        logs = super().train_step((x + 0.1 * ops.sign(slope), y))
-        return {**logs, "clean": clean}
-
-
 class TwoHeads(treadle.Task):
     """Two losses over all variables, neither of which reaches the other's head."""
 

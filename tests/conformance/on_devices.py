@@ -248,7 +248,6 @@ def short_batch(batch: int, count: int) -> Check:
 
 
 CHECKS |= {
-    "short-batch-1": short_batch(8, 33),
     "short-batch-41": short_batch(64, 64 + 41),
     "fewer-rows-than-devices": short_batch(3, 11),
 }

@@ -213,17 +213,6 @@ def test_an_error_that_only_a_later_step_raises() -> None:
     ) in str(caught.value)
 
 
-def test_an_error_that_only_a_far_step_raises() -> None:
-    def use(task: Any, view: Any, x: Any) -> Any:
-        if view >= 500:
-            raise ValueError("past the end")
-        return x
-
-    assert refusal(Viewed(0, "int32", use)) == (
-        "it fails when it runs eagerly: ValueError: past the end, in step 4 of the proof"
-    )
-
-
 def from_table(length: int, index: Callable[[Any], Any]) -> Callable[[], Any]:
     """Return a maker of a task that takes a number from a table, at an index of the state."""
 

@@ -32,10 +32,6 @@ def by_number(task: Any, x: Any, y: Any) -> Any:
     return {"loss": learn(task, x * float(ops.mean(x)), y)}  # this line
 
 
-def by_item(task: Any, x: Any, y: Any) -> Any:
-    return {"loss": learn(task, x * ops.mean(x).item(), y)}  # this line
-
-
 def by_branch(task: Any, x: Any, y: Any) -> Any:
     if ops.mean(x) > 0:  # this line
         x = -x
@@ -48,10 +44,6 @@ def by_array(task: Any, x: Any, y: Any) -> Any:
 
 def by_list(task: Any, x: Any, y: Any) -> Any:
     return {"loss": learn(task, x * max(x[0].tolist()), y)}  # this line
-
-
-def by_index(task: Any, x: Any, y: Any) -> Any:
-    return {"loss": learn(task, x * range(9)[y[0]], y)}  # this line
 
 
 def by_text(task: Any, x: Any, y: Any) -> Any:
@@ -93,7 +85,7 @@ def in_spite_of_an_exception(task: Any, x: Any, y: Any) -> Any:
 @pytest.mark.parametrize(
     "step",
     [
-        *(by_number, by_item, by_branch, by_array, by_list, by_index, by_text, by_copy),
+        *(by_number, by_branch, by_array, by_list, by_text, by_copy),
         *(
             by_variable,
             by_variable_s_array,

@@ -12,6 +12,7 @@ from executions import EXECUTIONS, long_to_compile
 from keras import ops
 
 import treadle
+from tests.dying import killed
 from treadle import data
 from treadle.doctor import replay
 from treadle.errors import StepError
@@ -125,7 +126,6 @@ def by_blend(task: Scaled, tmp_path: Path) -> None:
 
 
 def by_blend_of_variables(task: Scaled, tmp_path: Path) -> None:
-    assert is_derived(task.model.layers[0]) and is_derived(task.model.layers[1])
     treadle.blend(task.model.variables, adapted().model.variables, 1.0)
 
 
@@ -138,18 +138,15 @@ def by_warm_start(task: Scaled, tmp_path: Path) -> None:
     treadle.warm_start(task, tmp_path, only=["model/*"])
 
 
-@pytest.mark.parametrize("operation", [by_blend, by_frozen_copy, by_warm_start])
+@pytest.mark.parametrize(
+    "operation", [by_blend, by_blend_of_variables, by_frozen_copy, by_warm_start]
+)
 def test_derived_state_follows_what_assigns_variables(
     operation: Callable[[Scaled, Path], None], tmp_path: Path
 ) -> None:
     task = Scaled()
+    assert is_derived(task.model.layers[0]) and is_derived(task.model.layers[1])
     operation(task, tmp_path)
-    assert_predicts(task, X)
-
-
-def test_a_list_of_variables_reaches_the_derived_state() -> None:
-    task = Scaled()
-    by_blend_of_variables(task, Path())
     assert_predicts(task, X)
 
 
@@ -220,14 +217,6 @@ def rows(history: Any) -> list[dict[str, float]]:
     ]
 
 
-class Stopped(Exception):
-    pass
-
-
-def stopping(loop: Any) -> None:
-    raise Stopped
-
-
 def adapt_late(loop: Any) -> None:
     loop.task.adapt(3 * X)
 
@@ -244,8 +233,8 @@ def test_a_run_resumes_whose_task_is_not_adapted_yet(tmp_path: Path) -> None:
 
     whole = run("whole")
     for step in (2, 5):  # before and after the hook has adapted the layers
-        with pytest.raises(Stopped):
-            run(f"cut{step}", treadle.at(f"{step} steps", stopping))
+        with pytest.raises(OSError, match="killed"):
+            run(f"cut{step}", treadle.at(f"{step} steps", killed))
         assert rows(run(f"cut{step}", adapt=False)) == rows(whole)
     run("whole", adapt=False)  # finished
     found = replay(

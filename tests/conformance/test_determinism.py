@@ -8,21 +8,15 @@ import numpy as np
 import pytest
 
 import treadle
+from tests.line import Line
 from treadle.backends.base import active
 from treadle.core import process_settings
 from treadle.core.directory import read_run
 from treadle.errors import ConfigurationError, DirectoryError
 
+BATCHES = [np.ones((2, 3), "float32")]
+
 BACKEND = keras.config.backend()
-
-
-class Line(treadle.Task):
-    def __init__(self) -> None:
-        self.w = keras.Variable(1.0)
-        self.optimizer = keras.optimizers.SGD(0.1)
-
-    def train_step(self, batch: Any) -> Any:
-        return treadle.minimize(lambda: self.w * batch, [self.w], self.optimizer)
 
 
 @pytest.fixture(autouse=True)
@@ -80,13 +74,13 @@ def test_on_jax_deterministic_algorithms_must_be_asked_for_early(
 
 def test_a_run_continues_only_with_the_same_choice(switched: list[bool], tmp_path: Any) -> None:
     with treadle.Loop(Line(), tmp_path, console=False) as loop:
-        loop.fit([np.float32(1.0)], epochs=1)
+        loop.fit(BATCHES, epochs=1)
     keras.backend.clear_session()
     treadle.setup(deterministic=True)
     with pytest.raises(DirectoryError, match="deterministic was None, now True"):
         treadle.Loop(Line(), tmp_path, console=False)
     with treadle.Loop(Line(), tmp_path, fresh=True, console=False) as loop:
-        loop.fit([np.float32(1.0)], epochs=1)
+        loop.fit(BATCHES, epochs=1)
     assert read_run(tmp_path)["configuration"]["deterministic"] is True
 
 
@@ -96,7 +90,7 @@ def test_the_plan_says_that_an_accelerator_does_not_repeat(
 ) -> None:
     def plan() -> str:
         with treadle.Loop(Line(), console=False) as loop:
-            loop.fit([np.float32(1.0)], epochs=1)
+            loop.fit(BATCHES, epochs=1)
             return loop.plan
 
     assert "repeats" not in plan()
@@ -112,7 +106,7 @@ def test_the_plan_says_that_an_accelerator_does_not_repeat(
 def test_xla_adds_in_a_fixed_order_on_a_cpu_only(monkeypatch: pytest.MonkeyPatch) -> None:
     def plan() -> str:
         with treadle.Loop(Line(), console=False, options=treadle.Options(jit=True)) as loop:
-            loop.fit([np.float32(1.0)], epochs=1)
+            loop.fit(BATCHES, epochs=1)
             return loop.plan
 
     windows = "treadle.backends.tensorflow.windows"

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 import pytest
 from classifier import Classifier, batches, dense, head
 
@@ -34,13 +33,12 @@ def device_error() -> Exception:
 class Fails(Classifier):
     """Fails in a step as a device does: afterwards no variable can be read."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, at: int) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
         super().__init__([dense(), head()])
-        self.patch, self.calls = patch, [0]
-        self.at = at
+        self.patch = patch
 
     def train_step(self, batch: Any) -> Any:
-        if batch[0].shape[0] == self.at:
+        if batch[0].shape[0] == 5:
             for name in ("read", "stage", "keep", "finite"):
                 self.patch.setattr(type(active()), name, self.fail)
             self.fail()
@@ -58,7 +56,7 @@ def lost(directory: Path | None, patch: pytest.MonkeyPatch) -> list[str]:
     with (
         patch.context() as changed,
         pytest.raises(Exception, match="device-side assert triggered") as caught,
-        treadle.Loop(Fails(changed, at=5), directory, hooks, console=False) as loop,
+        treadle.Loop(Fails(changed), directory, hooks, console=False) as loop,
     ):
         loop.fit(train, epochs=1)
     assert isinstance(caught.value, type(device_error()))
@@ -82,15 +80,3 @@ def test_without_a_checkpoint_the_run_starts_again(monkeypatch: pytest.MonkeyPat
         "there is no checkpoint: the next process starts from step 0. To lose less, train with a "
         "run directory, and save more often with treadle.hooks.Checkpoint"
     ) in lost(None, monkeypatch)
-
-
-def test_the_next_process_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lost(tmp_path, monkeypatch)
-    keras.utils.clear_session()
-    x, y = batches(4)
-    task = Fails(monkeypatch, at=0)
-    hooks = [treadle.hooks.Checkpoint(every="2 steps")]
-    with treadle.Loop(task, tmp_path, hooks, console=False, override=True) as loop:
-        loop.fit([(x[i], y[i]) for i in range(4)], epochs=1)
-    assert loop.progress.step == 4
-    assert np.isfinite(loop.history.steps("loss")).all()

@@ -117,21 +117,6 @@ def test_each_format_computes_what_predict_computes_or_is_refused(name, tmp_path
     assert files == {path.name} | ({"likely.bin"} if name == "openvino" else set())
 
 
-def test_a_keras_file_holds_pre_and_post_processing(tmp_path):
-    task = Likely()
-    treadle.export(task, tmp_path / "likely.keras", batch=BATCH)
-    loaded = keras.saving.load_model(tmp_path / "likely.keras")
-    image = BATCH[0]["image"]
-    found = loaded([image, BATCH[0]["age"]])
-    sums = ops.convert_to_numpy(found["probabilities"]).sum(axis=1)
-    np.testing.assert_allclose(sums, np.ones(6), rtol=1e-6)
-    with treadle.Loop(task, console=False) as loop:
-        expected = loop.predict([BATCH])
-    np.testing.assert_allclose(
-        ops.convert_to_numpy(found["norm"]), expected["norm"], rtol=1e-5, atol=1e-6
-    )
-
-
 def test_a_default_predict_step_takes_the_inputs_without_labels(tmp_path):
     model = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
     task = treadle.Supervised(model, "mse", "sgd")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from executions import EXECUTIONS, long_to_compile, once
 from keras import ops
+from loops import same
 
 import treadle
 from tests.dying import killed
@@ -126,18 +127,6 @@ def test_each_form_trains_as_in_a_loop_by_hand(
     assert iterations == (len(order) if shared else order.count("a"))
 
 
-@pytest.mark.parametrize("method", ["step", "steps"])
-def test_step_and_steps_support_forms(method: str) -> None:
-    order, losses = "abbab", []
-    with treadle.Loop(Pair("shape", Momentum.make), console=False) as loop:
-        if method == "step":
-            losses = [loop.step(batch)["loss"] for batch in batches(order, "shape")]
-        else:
-            for _ in loop.epochs(1):
-                losses = [logs["loss"] for logs in loop.steps(batches(order, "shape"))]
-    np.testing.assert_allclose(losses, by_hand(order, Momentum, False), rtol=2e-5)
-
-
 def test_a_form_is_built_once_and_then_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[Any] = []
     original = compiled_step.build_step
@@ -174,9 +163,7 @@ def test_a_dry_run_of_a_later_form_changes_nothing(execution: Any) -> None:
         prepared.prepare(np.ones(2, "float32"))  # known
         prepared.prepare(np.ones(7, "float32"))  # new
         after = loop.state.arrays()
-    assert list(after) == list(before)
-    for path, value in before.items():
-        np.testing.assert_array_equal(after[path], value, err_msg=path)
+    same(after, before)
 
 
 class Lazy(treadle.Task):
@@ -237,38 +224,6 @@ def test_layers_that_a_later_form_builds_are_trained(execution: Any, shared: boo
             np.testing.assert_allclose(state[path], expected[path], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("shared", "killed"),
-    [pytest.param(True, 2, marks=once), (True, 3), pytest.param(False, 4, marks=once), (False, 8)],
-)
-def test_a_killed_run_resumes_with_all_forms(tmp_path: Path, shared: bool, killed: int) -> None:
-    given = inputs("aababa")
-
-    def run(directory: Path, die: bool) -> treadle.Loop:
-        def leave(loop: Any) -> None:
-            if die:
-                raise OSError("killed")
-
-        keras.utils.set_random_seed(0)
-        hooks = [Checkpoint(every="1 step"), treadle.at(f"{killed} steps", leave)]
-        loop = treadle.Loop(Lazy(shared), directory, hooks=hooks, console=False)
-        loop.fit(given, epochs=2)
-        return loop
-
-    expected = run(tmp_path / "whole", False)
-    with pytest.raises(OSError, match="killed"):
-        run(tmp_path / "killed", True)
-    found = run(tmp_path / "killed", False)
-    state = expected.state.arrays()
-    assert list(found.state.arrays()) == list(state)
-    for path, value in found.state.arrays().items():
-        np.testing.assert_array_equal(value, state[path], err_msg=path)
-    for name in ("loss", "a", "b"):
-        np.testing.assert_array_equal(found.history[name], expected.history[name])
-    assert "warning" not in found.history.names()
-
-
 class Named(NamedTuple):
     b: Any
     a: Any
@@ -291,28 +246,34 @@ class Contained(Lazy):
         return super().train_step({name: getattr(batch, name)})
 
 
-@long_to_compile
-def test_a_resumed_run_has_the_variables_of_forms_that_are_objects(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("shared", "at"),
+    [
+        pytest.param(False, 4, marks=long_to_compile),
+        pytest.param(False, 8, marks=pytest.mark.long),
+        pytest.param(True, 2, marks=(pytest.mark.long, once)),
+        pytest.param(True, 3, marks=pytest.mark.long),
+    ],
+)
+def test_a_killed_run_resumes_with_all_forms(tmp_path: Path, shared: bool, at: int) -> None:
     given = [
         Named(None, x["a"]) if "a" in x else OrderedDict(z=None, b=Record(x["b"], None))
-        for x in inputs("aabaab")
+        for x in inputs("aababa")
     ]
 
     def run(directory: Path, *ends: int) -> treadle.Loop:
         keras.utils.set_random_seed(0)
         hooks = [Checkpoint(every="1 step"), *(treadle.at(f"{n} steps", killed) for n in ends)]
-        loop = treadle.Loop(Contained(), directory, hooks=hooks, console=False)
-        loop.fit(given, epochs=1)
-        return loop
+        return fitted(Contained(shared), given, *hooks, epochs=2, directory=directory)
 
     expected = run(tmp_path / "whole")
     with pytest.raises(OSError, match="killed"):
-        run(tmp_path / "killed", 4)
+        run(tmp_path / "killed", at)
     found = run(tmp_path / "killed")
-    state = expected.state.arrays()
-    assert list(found.state.arrays()) == list(state)
-    for path, value in found.state.arrays().items():
-        np.testing.assert_array_equal(value, state[path], err_msg=path)
+    same(found.state.arrays(), expected.state.arrays())
+    for name in ("loss", "a", "b"):
+        np.testing.assert_array_equal(found.history[name], expected.history[name])
+    assert "warning" not in found.history.names()
 
 
 @long_to_compile
@@ -322,8 +283,7 @@ def test_a_finished_run_has_the_variables_of_all_forms_again(tmp_path: Path) -> 
     keras.utils.set_random_seed(0)
     again = fitted(Lazy(), inputs("aab"), directory=tmp_path)
     assert again.progress.step == 3
-    for path, value in again.state.arrays().items():
-        np.testing.assert_array_equal(value, first[path], err_msg=path)
+    same(again.state.arrays(), first)
 
 
 class Renamed(treadle.Task):
@@ -381,10 +341,8 @@ def test_a_skipped_step_of_a_later_form_is_undone(execution: Any) -> None:
 
     for at in (2, 4):  # the first batch of its form, and a later one
         loop = run([*given[:at], bad, *given[at:]])
-        expected = run(given).state.arrays()
         assert loop.history.steps("undone").sum() == 1
-        for path, value in loop.state.arrays().items():
-            np.testing.assert_array_equal(value, expected[path], err_msg=path)
+        same(loop.state.arrays(), run(given).state.arrays())
 
 
 @EXECUTIONS
@@ -483,23 +441,18 @@ def test_evaluation_of_two_forms_changes_nothing_and_counts_all() -> None:
 
 @pytest.mark.long
 def test_a_run_resumes_with_layers_that_evaluation_built(tmp_path: Path) -> None:
-    def run(directory: Path, die: bool) -> Any:
-        def leave(loop: Any) -> None:
-            if die:
-                raise OSError("killed")
-
+    def run(directory: Path, *more: Any) -> Any:
         keras.utils.set_random_seed(0)
-        hooks = [Checkpoint(every="1 step"), treadle.at("5 steps", leave)]
+        hooks = [Checkpoint(every="1 step"), *more]
         loop = treadle.Loop(Scored(), directory, hooks=hooks, console=False)
         loop.fit(inputs("aab"), inputs("ab", 3), epochs=2, validate_every="1 step")
         return loop
 
-    expected = run(tmp_path / "whole", False)
+    expected = run(tmp_path / "whole")
     with pytest.raises(OSError, match="killed"):
-        run(tmp_path / "killed", True)
-    found = run(tmp_path / "killed", False)
-    for path, value in expected.state.arrays().items():
-        np.testing.assert_array_equal(found.state.arrays()[path], value, err_msg=path)
+        run(tmp_path / "killed", treadle.at("5 steps", killed))
+    found = run(tmp_path / "killed")
+    same(found.state.arrays(), expected.state.arrays())
     assert found.history["val_score"] == expected.history["val_score"]
 
 
@@ -530,8 +483,7 @@ def test_a_rollback_resets_variables_that_a_later_form_created(tmp_path: Path) -
 
     expected = run(tmp_path / "good", given)
     found = run(tmp_path / "bad", [*given[:3], bad, *given[3:]])
-    for path, value in expected.state.arrays().items():
-        np.testing.assert_array_equal(found.state.arrays()[path], value, err_msg=path)
+    same(found.state.arrays(), expected.state.arrays())
 
 
 @pytest.mark.skipif(keras.config.backend() == "jax", reason="a dry run on JAX has no values")

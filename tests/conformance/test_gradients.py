@@ -10,7 +10,6 @@ import keras
 import numpy as np
 import pytest
 from cases import ActivityLoss
-from classifier import dense, head
 from executions import long_to_compile
 from keras import ops
 
@@ -136,18 +135,6 @@ def test_embeddings_have_dense_gradients() -> None:
     layer.build()
     _, (gradient,) = treadle.gradients(lambda: ops.sum(layer(ops.array([1, 1, 3]))), layer)
     assert ops.convert_to_numpy(gradient).tolist() == [[0, 0], [2, 2], [0, 0], [1, 1]]
-
-
-def test_gradients_of_gradients() -> None:
-    a = keras.Variable(3.0)
-
-    def slope() -> Any:
-        _, (gradient,) = treadle.gradients(lambda: a**3, [a])
-        return gradient
-
-    value, (second,) = treadle.gradients(slope, [a])
-    assert number(value) == pytest.approx(27)
-    assert number(second) == pytest.approx(18)
 
 
 def test_input_gradients_of_several_inputs_and_their_gradient() -> None:
@@ -322,26 +309,3 @@ def test_for_each_carries_what_it_changes_from_row_to_row() -> None:
     assert ops.convert_to_numpy(rows["so_far"]).tolist() == [1, 3, 6]
     assert ops.convert_to_numpy(rows["twice"]).tolist() == [[2, 2]] * 3
     assert number(total) == 6
-
-
-def test_minimize_descends() -> None:
-    model = keras.Sequential([keras.Input((2,)), dense(), head()])
-    optimizer = keras.optimizers.SGD(0.01)
-    x = ops.ones((4, 2))
-    losses = [
-        number(treadle.minimize(lambda: ops.mean(model(x) ** 2), model, optimizer))
-        for _ in range(3)
-    ]
-    assert losses[2] < losses[0]
-
-
-def test_blend_and_frozen_copy() -> None:
-    model = keras.Sequential([keras.Input((2,)), dense(), keras.layers.BatchNormalization()])
-    slow = treadle.frozen_copy(model)
-    assert slow.trainable_variables == []
-    before = [ops.convert_to_numpy(v) for v in model.weights]
-    for v in model.weights:
-        v.assign(v + 1.0)
-    treadle.blend(slow, model, 0.25)
-    for old, new in zip(before, slow.weights, strict=True):
-        np.testing.assert_allclose(ops.convert_to_numpy(new), old + 0.25, rtol=1e-6)

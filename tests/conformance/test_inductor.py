@@ -21,6 +21,7 @@ from loops import WithEverything, loop_of, make, same, source
 from own_step import CAPTURED, Steps, learn
 
 import treadle
+from tests.dying import killed
 from treadle.testing import Trace, run_steps
 from treadle.testing.trace import Tolerance, compare
 
@@ -117,24 +118,11 @@ MODELS: dict[str, Make] = {
         lambda: layers.Dropout(0.3, seed=4),
         optimizer=lambda: keras.optimizers.AdamW(1e-2),
     ),
-    "scheduled": of(
-        dense,
-        optimizer=lambda: keras.optimizers.SGD(
-            keras.optimizers.schedules.CosineDecay(0.1, 10), momentum=0.9
-        ),
-    ),
-    "averaged": of(dense, optimizer=lambda: keras.optimizers.SGD(0.1, use_ema=True)),
     "accumulated": of(
         dense, optimizer=lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=3)
     ),
     "convolution": of(*image(4)),
     "recurrent": of(lambda: layers.Reshape((FEATURES, 1)), lambda: layers.LSTM(4)),
-    "attention": of(
-        lambda: layers.Reshape((2, FEATURES // 2)),
-        lambda: layers.LayerNormalization(),
-        lambda: layers.Lambda(lambda x: ops.softmax(ops.matmul(x, ops.transpose(x, (0, 2, 1))))),
-        layers.Flatten,
-    ),
     "draws": lambda: Steps(drawing, seed=keras.random.SeedGenerator(4)),
     "global-draws": lambda: Steps(drawing, seed=None),
     "cond": lambda: Steps(conditional, often=keras.Variable(0.0, trainable=False)),
@@ -191,19 +179,6 @@ def test_attention_is_compiled_unless_it_drops(compiler: Compilers) -> None:
     ]
     assert drawing[0] == 2  # forward and backward
     assert len(drawing) > 1
-
-
-def test_steps_around_a_draw_from_a_result_have_two_parts(compiler: Compilers) -> None:
-    def step(task: Any, x: Any, y: Any) -> Any:
-        x = ops.tanh(ops.cumsum(ops.exp(ops.tanh(x * 2 + 1)), axis=0) / 3 - 1) * 1.5 + 0.25
-        chosen = keras.random.categorical(task.model(x), 1, seed=task.seed)
-        return {"loss": learn(task, x, y), "chosen": ops.mean(ops.cast(chosen, "float32"))}
-
-    def make() -> Any:
-        return Steps(step, seed=keras.random.SeedGenerator(1))
-
-    compare(trace(make), trace(make, "captured"), "compiled", "captured", CLOSE)
-    assert len(compiler.graphs) in (1, 2)
 
 
 # Compiled for real
@@ -284,11 +259,6 @@ def test_a_compiler_that_fails_names_the_operation_and_its_line(compiler: Compil
         "aten.tanh.default failed, at classifier.py:37: logits = self.model(x, training=True): "
         "RuntimeError: LoweringException: no such thing target: aten.tanh.default"
     )
-
-
-def test_a_compiler_that_fails_elsewhere(compiler: Compilers) -> None:
-    compiler.error = OSError("disk full")
-    assert reason(trace(MODELS["adam"]).plan) == "OSError: disk full"
 
 
 @pytest.mark.long
@@ -483,17 +453,9 @@ def test_long_calls_compile_by_default_on_a_gpu(
     assert asked == [11, 12]
 
 
-class InterruptedError_(Exception):
-    """Ends a run."""
-
-
 def trained(directory: Path | None, compiler: str, ends: int | None = None) -> Any:
-    def fail(loop: Any) -> None:
-        if loop.progress.step == ends:
-            raise InterruptedError_
-
     options = treadle.Options(compiler=compiler)  # type: ignore[arg-type]
-    hooks = [treadle.every("1 step", fail)] if ends else []
+    hooks: list[Any] = [treadle.at(f"{ends} steps", killed)] if ends else []
     hooks += [treadle.hooks.Checkpoint(every="3 steps")] if directory else []
     with loop_of(make(WithEverything), directory=directory, options=options, hooks=hooks) as loop:
         loop.fit(source(), epochs=3)
@@ -502,7 +464,7 @@ def trained(directory: Path | None, compiler: str, ends: int | None = None) -> A
 
 def test_a_resumed_run_computes_the_same_bits(compiler: Compilers, tmp_path: Path) -> None:
     _, whole = trained(None, "inductor")
-    with pytest.raises(InterruptedError_):
+    with pytest.raises(OSError, match="killed"):
         trained(tmp_path, "inductor", ends=8)
     recorded = json.loads((tmp_path / "run.json").read_text())
     assert recorded["options"]["compiler"] == "inductor" and ", inductor" in recorded["plan"]
@@ -511,30 +473,13 @@ def test_a_resumed_run_computes_the_same_bits(compiler: Compilers, tmp_path: Pat
     same(whole, resumed)
 
 
-@pytest.mark.long
-def test_a_run_that_fell_back_stays_captured(compiler: Compilers, tmp_path: Path) -> None:
-    compiler.error = OSError("disk full")
-    _, whole = trained(None, "inductor")
-    with pytest.raises(InterruptedError_):
-        trained(tmp_path, "inductor", ends=8)
-    compiler.error = None
-    plan, resumed = trained(tmp_path, "inductor")
-    assert ", captured" in plan and not compiler.graphs
-    same(whole, resumed)
-
-
 def trained_on_two_forms(directory: Path | None, ends: int | None = None) -> Any:
     """Train on batches of 8 rows, and of 5 at the end of each epoch."""
-
-    def fail(loop: Any) -> None:
-        if loop.progress.step == ends:
-            raise InterruptedError_
-
     keras.backend.clear_session()
     treadle.setup(seed=0)
     x, y = batches(4)
     train = [(x[i], y[i]) for i in range(3)] + [(x[3][:5], y[3][:5])]
-    hooks = [treadle.every("1 step", fail)] if ends else []
+    hooks: list[Any] = [treadle.at(f"{ends} steps", killed)] if ends else []
     hooks += [treadle.hooks.Checkpoint(every="5 steps")] if directory else []
     options = treadle.Options(compiler="inductor")
     task = of(dense, optimizer=lambda: keras.optimizers.Adam(1e-2))()
@@ -565,7 +510,7 @@ def test_each_form_of_batch_keeps_its_compiler_when_a_run_resumes(
         plan, whole = trained_on_two_forms(None)
         assert len(calls) == 2 and len(compiler.graphs) == 1
         calls.clear()
-        with pytest.raises(InterruptedError_):
+        with pytest.raises(OSError, match="killed"):
             trained_on_two_forms(tmp_path, ends=7)
         del compiler.graphs[:]
         fails = 0
@@ -579,7 +524,7 @@ def test_each_form_of_batch_keeps_its_compiler_when_a_run_resumes(
 def test_a_run_compiled_by_default_stays_compiled(
     compiler: Compilers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as patch, pytest.raises(InterruptedError_):
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="killed"):
         patch.setattr("treadle.backends.torch.backend.pays", lambda device, steps: True)
         trained(tmp_path, "auto", ends=8)
     plan, _ = trained(tmp_path, "auto")

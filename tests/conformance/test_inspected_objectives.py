@@ -1,4 +1,4 @@
-"""On each backend, what is inspected is what the objective does now: branches, numbers, rules."""
+"""On each backend, what is inspected is what the objective does now: its branches and rules."""
 
 from typing import Any
 
@@ -36,25 +36,10 @@ def test_the_branch_that_an_objective_takes_is_seen() -> None:
     assert lines_of(Branching(), "called")["head"] == ["1× in training", "1× in evaluation"]
 
 
-class Scaled(Regression):
-    """A regression with a Python number in its objective."""
+class Scaling(Regression):
+    """A regression that scales the gradient of its outputs, by a Python number."""
 
     scale = 1.0
-
-    def loss_of(self, y: Any, outputs: Any) -> Any:
-        return self.scale * super().loss_of(y, outputs)
-
-
-def test_an_objective_is_measured_with_its_present_python_numbers() -> None:
-    task, found = Scaled(), list[float]()
-    for scale in (1.0, 3.0):
-        task.scale = scale
-        found += lines_of(task, "at the start").values()
-    assert found[1] == pytest.approx(3 * found[0], rel=1e-5)
-
-
-class Scaling(Scaled):
-    """A regression that scales the gradient of its outputs, by a Python number."""
 
     def loss_of(self, y: Any, outputs: Any) -> Any:
         scale = self.scale
@@ -66,7 +51,7 @@ class Scaling(Scaled):
 
             return x * 1.0, gradient
 
-        return Regression.loss_of(self, y, same(outputs))
+        return super().loss_of(y, same(outputs))
 
 
 def test_an_objective_is_differentiated_by_its_present_rules() -> None:

@@ -1,20 +1,17 @@
 """Branches and loops of `keras.ops` in steps give what Python's own would, with all their state."""
 
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
-from executions import EXECUTIONS, long_to_compile, once
+from executions import long_to_compile, once
 from keras import ops
 
 import treadle
-from tests.dying import Dying
 from treadle.errors import GradientError, StepError
-from treadle.hooks import Checkpoint
 
 BACKEND = keras.config.backend()
 BATCHES = [
@@ -160,9 +157,9 @@ def by_hand(task: Stateful) -> tuple[list[float], dict[str, Any]]:
     return found, treadle.Loop(task, console=False).state.arrays()
 
 
-def trained(task: Stateful, execution: Any, **how: Any) -> tuple[list[float], dict[str, Any]]:
+def trained(task: Stateful, execution: Any) -> tuple[list[float], dict[str, Any]]:
     options = treadle.Options(execution=execution)
-    with treadle.Loop(task, console=False, options=options, **how) as loop:
+    with treadle.Loop(task, console=False, options=options) as loop:
         return loop.fit(BATCHES, epochs=1).steps("found"), loop.state.arrays()
 
 
@@ -186,15 +183,6 @@ def test_all_kinds_of_state_are_carried(program: Any) -> None:
     check(program, STATE, "auto")
 
 
-@pytest.mark.long
-@once  # all kinds together are carried on each backend, above
-@EXECUTIONS
-@pytest.mark.parametrize("kind", [*STATE, "nothing"])
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_each_kind_of_state_is_carried(program: Any, kind: str, execution: str) -> None:
-    check(program, [kind], execution)
-
-
 @pytest.mark.parametrize("program", [pytest.param(scanned, marks=long_to_compile), switched])
 def test_eager_steps_carry_them_too(program: Any) -> None:
     check(program, STATE, "eager")
@@ -205,17 +193,6 @@ def test_metrics_in_loops_count_every_call() -> None:
     with treadle.Loop(task, console=False) as loop:
         means = loop.fit(BATCHES, epochs=1).last["average"]
     np.testing.assert_allclose(means, np.mean(BATCHES), rtol=1e-5)
-
-
-@long_to_compile
-def test_an_interrupted_run_ends_the_same(tmp_path: Path) -> None:
-    expected = trained(Stateful(scanned), "auto")
-    hooks = [Checkpoint(every="1 step"), Dying(2)]
-    with pytest.raises(OSError, match="killed"):
-        trained(Stateful(scanned), "auto", directory=tmp_path, hooks=hooks)
-    _, state = trained(Stateful(scanned), "auto", directory=tmp_path, hooks=hooks[:1])
-    for path, value in expected[1].items():
-        np.testing.assert_array_equal(state[path], value, err_msg=path)
 
 
 class Differentiated(Stateful):

@@ -207,64 +207,6 @@ def test_a_native_step_equals_its_portable_form() -> None:
 
 
 @on_tensorflow
-def test_a_tutorials_script_as_it_stands() -> None:
-    """Globals, `@tf.function`, `apply_gradients`, metrics that are called, nothing returned."""
-
-    def script() -> Any:
-        keras.utils.set_random_seed(0)
-        model = keras.Sequential(
-            [keras.layers.Dense(5, activation="relu"), keras.layers.Dropout(0.2), head()]
-        )
-        loss_object = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        optimizer = keras.optimizers.Adam()
-        train_loss = keras.metrics.Mean(name="train_loss")
-        train_accuracy = keras.metrics.SparseCategoricalAccuracy(name="train_accuracy")
-
-        @tf.function
-        def train_step(images: Any, labels: Any) -> None:
-            with tf.GradientTape() as tape:
-                predictions = model(images, training=True)
-                loss = loss_object(labels, predictions)
-            gradients = tape.gradient(loss, model.trainable_variables)
-            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-
-            train_loss(loss)
-            train_accuracy(labels, predictions)
-
-        state = {
-            "model": model,
-            "optimizer": optimizer,
-            "train_loss": train_loss,
-            "train_accuracy": train_accuracy,
-        }
-        return train_step, state
-
-    train_step, state = script()
-    state["model"].build((None, FEATURES))
-    for x, y in BATCHES:
-        train_step(tf.constant(x), tf.constant(y))
-    by_hand = {
-        "train_loss": float(state["train_loss"].result()),
-        "train_accuracy": float(state["train_accuracy"].result()),
-    }
-    kernel = state["model"].layers[0].kernel.numpy()
-
-    train_step, state = script()
-    trace = run_steps(treadle.task(train_step, **state), BATCHES, windows=(5,))
-    assert trace.values == {}
-    assert {
-        "model/layers/0/kernel",
-        "model/layers/1/seed_generator/state",
-        "optimizer/momentums/model/layers/2/bias",
-        "train_loss/total",
-        "train_accuracy/count",
-    } <= set(trace.state)
-    assert float(state["train_loss"].result()) == pytest.approx(by_hand["train_loss"], rel=1e-6)
-    assert float(state["train_accuracy"].result()) == by_hand["train_accuracy"]
-    np.testing.assert_allclose(trace.state["model/layers/0/kernel"], kernel, rtol=1e-5, atol=1e-7)
-
-
-@on_tensorflow
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("execution", ["compiled", "eager"])
 def test_a_hidden_tf_variable_is_named(execution: str, traced: bool) -> None:
@@ -289,16 +231,6 @@ def test_backward_equals_its_portable_form() -> None:
     traces = [run_steps(make(), BATCHES, start=0) for make in (Backward, portable)]
     agree(*traces, rtol=1e-6)
     assert traces[0].changed == traces[1].changed
-
-
-@on_torch
-def test_building_a_native_step_leaves_nothing_behind() -> None:
-    task = Backward()
-    trace = run_steps(task, BATCHES[:1], start=0)
-    assert (trace.start["model/layers/1/moving_variance"] == 1).all()
-    assert trace.start["accuracy/count"] == 0
-    assert trace.state["accuracy/count"] == ROWS
-    assert trace.state["optimizer/iterations"] == 1
 
 
 @on_both

@@ -176,9 +176,6 @@ def test_two_values_of_one_name_are_refused():
     message = "another validation set returns 'val_a_b_loss', and the set 'a_b' has this name"
     with pytest.raises(StepError, match=message):
         fit({"loss": 1.0}, both, sets)
-    message = "train_step returns 'val_loss', and a validation has this name as well: rename one of"
-    with pytest.raises(StepError, match=message):
-        fit({"val_loss": 1.0}, both, [np.ones(2)])
     with pytest.raises(StepError, match="train_step returned two values with the name '1': rename"):
         fit({1: 1.0, "1": 2.0}, both, None)
 

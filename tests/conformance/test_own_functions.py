@@ -222,14 +222,6 @@ def run(task: Any, execution: Any = "auto") -> Trace:
         (of_class, {}),
         (of_function, {"input_signature": SIGNATURE, "reduce_retracing": True}),
         (of_arguments, {"jit_compile": True}),
-        *(
-            pytest.param(*case, marks=pytest.mark.long)
-            for case in [
-                (of_class, {"input_signature": ([None], "float32"), "jit_compile": True}),
-                (of_function, {}),
-                (of_arguments, {"reduce_retracing": True}),
-            ]
-        ),
     ],
 )
 def test_a_step_keeps_autograph(make: Any, how: dict[str, Any], execution: Any) -> None:

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 from executions import long_to_compile
+from loops import same
 from registers import missing
 
 import treadle
@@ -277,9 +278,7 @@ def test_training_gives_the_same_bits_without_a_part_that_is_not_needed(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         actual = _train()
-    assert actual.keys() == expected.keys()
-    for path, value in expected.items():
-        np.testing.assert_array_equal(actual[path], value, err_msg=path)
+    same(actual, expected)
     said = [str(x.message) for x in caught if str(x.message).startswith("there is no")]
     lacking = [text for text in internals.switched_off if text.startswith("there is no")]
     assert said == asked == lacking  # each once

@@ -25,13 +25,6 @@ HELD = {
         optimizer/velocities/model/layers/1/kernel optimizer/velocities/model/layers/1/bias
         random/keras
         """,
-    "batchnorm": """
-        model/layers/0/kernel model/layers/0/bias
-        model/layers/1/gamma model/layers/1/beta
-        model/layers/1/moving_mean model/layers/1/moving_variance
-        model/layers/2/kernel model/layers/2/bias
-        accuracy/total accuracy/count optimizer/iterations optimizer/learning_rate random/keras
-        """,
     "gru": """
         model/layers/1/cell/kernel model/layers/1/cell/recurrent_kernel model/layers/1/cell/bias
         model/layers/1/cell/seed_generator/state
@@ -52,15 +45,6 @@ HELD = {
         model/layers/1/kernel model/layers/1/bias
         accuracy/total accuracy/count optimizer/iterations optimizer/learning_rate random/keras
         """,
-    "parts-of-one-model": """
-        model/layers/0/kernel model/layers/0/bias model/layers/1/kernel model/layers/1/bias
-        accuracy/total accuracy/count optimizer/iterations optimizer/learning_rate
-        head_optimizer/iterations head_optimizer/learning_rate
-        head_optimizer/momentums/model/layers/1/kernel head_optimizer/momentums/model/layers/1/bias
-        head_optimizer/velocities/model/layers/1/kernel
-        head_optimizer/velocities/model/layers/1/bias
-        random/keras
-        """,
     "holders": """
         pair/scale pair/layers/0/kernel pair/layers/0/bias pair/layers/1/kernel pair/layers/1/bias
         heads/a/0/kernel heads/a/0/bias heads/b/0/kernel heads/b/0/bias
@@ -75,16 +59,10 @@ HELD = {
         nested/head_optimizer/velocities/nested/model/layers/1/bias
         optimizer/iterations optimizer/learning_rate random/keras
         """,
-    "keras-random": """
-        model/layers/0/kernel model/layers/0/bias model/layers/1/kernel model/layers/1/bias
-        accuracy/total accuracy/count noise/state optimizer/iterations optimizer/learning_rate
-        random/keras
-        """,
 }
 
 # In addition to the rest, which is all changed by seven steps.
 ACCURACY = {"accuracy/total", "accuracy/count"}
-TEACHER = {f"teacher/layers/{i}/{name}" for i in (0, 1) for name in ("kernel", "bias")}
 CRITIC_BIAS = {  # adds the same to what is real and what is not
     "critic/layers/1/bias",
     "optimizers/critic/momentums/critic/layers/1/bias",
@@ -110,7 +88,6 @@ UNCHANGED = {
         "random/keras",
     },
     "momentum-encoder": {"optimizer/learning_rate", "random/keras", *ACCURACY},
-    "frozen-teacher": {"optimizer/learning_rate", "random/keras", *ACCURACY, *TEACHER},
     "frozen-layer": {
         "optimizer/learning_rate",
         "random/keras",
@@ -217,7 +194,6 @@ def test_every_assignment_happens_once_in_an_eager_step(name: str, path: str, ti
         for name, calls in {
             "batchnorm": STEPS,
             "substituted": 2 * STEPS,
-            "adversarial": STEPS,
         }.items()
     ],
 )

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from classifier import CLASSES, FEATURES, Classifier, dense, head
+from classifier import CLASSES, Classifier, dense, head
 from executions import long_to_compile
 from half_precision import (
     BATCHES,
@@ -18,8 +18,7 @@ from half_precision import (
 from keras import ops
 
 import treadle
-from treadle import data
-from treadle.errors import ConfigurationError, DirectoryError, StateError, StepError
+from treadle.errors import ConfigurationError, StateError, StepError
 from treadle.testing import run_steps
 from treadle.testing.trace import same_bits
 
@@ -58,25 +57,6 @@ def test_gradients_in_an_evaluation_leave_the_scale_alone() -> None:
     assert before["loss_scale/finite_steps"] == 2
 
 
-@long_to_compile
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
-def test_narrow_layers_learn_as_well(policy: str) -> None:
-    keras.config.set_dtype_policy(policy)
-    keras.utils.set_random_seed(0)
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(256, FEATURES)).astype("float32")
-    y = (x @ rng.normal(size=(FEATURES, CLASSES))).argmax(axis=1).astype("int32")
-    train = data.from_arrays(x, y, batch_size=32)
-    task = Classifier(
-        [dense(16), keras.layers.BatchNormalization(), head()], keras.optimizers.Adam(0.02)
-    )
-    assert task.model.layers[0].compute_dtype == policy.removeprefix("mixed_")
-    with loop_of(task) as loop:
-        history = loop.fit(train, epochs=15)
-    assert history["accuracy"][-1] > 0.85
-    assert all(str(x.dtype) == "float32" for p, x in loop.state.arrays().items() if "kernel" in p)
-
-
 def test_extra_losses_of_narrow_layers_are_added() -> None:
     class Activity(keras.layers.Layer):
         def call(self, inputs: Any) -> Any:
@@ -99,18 +79,6 @@ def test_some_layers_in_float16_are_enough() -> None:
     assert (
         "loss_scale" not in run_steps(full(lambda: Classifier([dense(), head()])), BATCHES).values
     )
-
-
-@long_to_compile
-def test_the_precision_is_part_of_the_configuration_of_a_run(tmp_path: Any) -> None:
-    def make() -> Any:
-        return Classifier([dense(), head()])
-
-    with loop_of(half(make), directory=tmp_path, configuration={"a": 1}) as loop:
-        loop.fit(source(), epochs=1)
-    message = "configuration: precision was 'mixed_float16', now 'float32'"
-    with pytest.raises(DirectoryError, match=message):
-        loop_of(full(make), directory=tmp_path, configuration={"a": 1})
 
 
 # Errors

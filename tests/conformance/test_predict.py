@@ -9,7 +9,6 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from executions import EXECUTIONS
 from keras import ops
 
 import treadle
@@ -96,21 +95,6 @@ def test_predictions_do_not_share_memory_with_the_data() -> None:
             found = loop.predict(source)
         assert not np.shares_memory(found, X)
         np.testing.assert_array_equal(found, X)
-
-
-@EXECUTIONS
-def test_predictions_keep_their_structure(execution: str) -> None:
-    def both(task: Any, x: Any) -> Any:
-        logits = forward(task, x)
-        return {"logits": logits, "first": (ops.argmax(logits, axis=-1), ops.sum(logits)[None])}
-
-    with loop_of(both, execution=execution) as loop:
-        found = loop.predict(data.from_arrays(X, batch_size=8))
-        logits = expected(loop)
-    assert set(found) == {"logits", "first"}
-    np.testing.assert_allclose(found["logits"], logits, rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(found["first"][0], logits.argmax(-1))
-    assert found["first"][1].shape == (6,)  # one row for each batch
 
 
 def test_predictions_of_more_rows_than_the_first_batch_are_joined() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from executions import long_to_compile
 from keras import ops
+from loops import same
 
 import treadle
 from tests.dying import killed
@@ -80,9 +81,7 @@ def compiled_forms(loop: treadle.Loop) -> int:
 
 def equal(one: treadle.Loop, other: treadle.Loop) -> None:
     np.testing.assert_array_equal(one.history.steps("loss"), other.history.steps("loss"))
-    expected = other.state.arrays()
-    for path, value in one.state.arrays().items():
-        np.testing.assert_array_equal(value, expected[path], err_msg=path)
+    same(one.state.arrays(), other.state.arrays())
 
 
 @long_to_compile
@@ -124,18 +123,6 @@ def test_the_size_of_windows_changes_no_bit(window: int) -> None:
     equal(fitted(order, window=window), fitted(order, window=4))
 
 
-@pytest.mark.parametrize("step", [pytest.param(5, marks=long_to_compile), 14])
-def test_a_killed_run_resumes_with_the_same_bits(tmp_path: Path, step: int) -> None:
-    every = Checkpoint(every="1 step")
-    expected = fitted(ORDER)
-    with pytest.raises(OSError, match="killed"):
-        fitted(ORDER, None, every, treadle.at(f"{step} steps", killed), directory=tmp_path)
-    found = fitted(ORDER, None, every, directory=tmp_path)
-    equal(found, expected)
-    assert found._run.training.rare_forms == expected._run.training.rare_forms
-    assert "warning" not in found.history.names()
-
-
 class Late(Sentences):
     """Trains another layer, with its own optimizer, on sentences of one length."""
 
@@ -155,16 +142,19 @@ class Late(Sentences):
         return super().train_step(batch)
 
 
-@long_to_compile
-def test_a_rare_form_may_build_layers_optimizers_and_metrics(tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", [pytest.param(5, marks=long_to_compile), 14])
+def test_a_killed_run_resumes_with_the_same_bits(tmp_path: Path, step: int) -> None:
+    """A rare form builds a layer, an optimizer and a metric."""
     every = Checkpoint(every="1 step")
     expected = fitted(ORDER, Late())
     with pytest.raises(OSError, match="killed"):
-        fitted(ORDER, Late(), every, treadle.at("6 steps", killed), directory=tmp_path)
+        fitted(ORDER, Late(), every, treadle.at(f"{step} steps", killed), directory=tmp_path)
     found = fitted(ORDER, Late(), every, directory=tmp_path)
     assert "other/momentums/extra/kernel" in found.state.arrays()
     equal(found, expected)
     assert found.history["seen"] == expected.history["seen"]
+    assert found._run.training.rare_forms == expected._run.training.rare_forms
+    assert "warning" not in found.history.names()
     if BACKEND == "torch":
         equal(found, fitted(ORDER, Late(), execution="eager"))
 

@@ -215,7 +215,6 @@ class Within(keras.layers.Layer):
         return ops.tanh(self.dropout(x * self.scale))
 
 
-@long_to_compile
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_recomputing_has_the_training_mode_and_dtype_of_the_enclosing_layer(policy: str) -> None:
     needs_keras("3.10", "training=True for a layer whose call has no such argument")

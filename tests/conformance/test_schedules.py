@@ -13,7 +13,7 @@ from treadle.schedules import Cyclic, OneCycle, Piecewise, WarmUp
 
 pytestmark = long_to_compile
 
-# From the formulas of Smith 2017 by hand; the first three with the paper's own bounds for CIFAR-10.
+# From the formulas of Smith 2017 by hand; the first two with the paper's own bounds for CIFAR-10.
 # In exp_range the triangle 1, 2, 3, 2, 1 is multiplied by 1, 1/2, 1/4, 1/8, 1/16.
 BY_HAND = {
     "triangular": (
@@ -25,10 +25,6 @@ BY_HAND = {
         {2000: 0.006, 4000: 0.001, 5000: 0.00225, 6000: 0.0035, 10000: 0.00225},
     ),
     "exp_range": (
-        Cyclic(0.001, 0.006, 2000, "exp_range", gamma=0.9999),
-        {0: 0.001, 2000: 0.00491233539, 4000: 0.000670306639},
-    ),
-    "exp_range of a half": (
         Cyclic(1, 3, 2, "exp_range", gamma=0.5),
         {0: 1.0, 1: 1.0, 2: 0.75, 3: 0.25, 4: 0.0625, 5: 0.0625},
     ),
@@ -67,17 +63,9 @@ def test_by_hand(name: str) -> None:
             assert keras.backend.standardize_dtype(found.dtype) == "float32"
             assert tuple(found.shape) == ()
             assert float(found) == pytest.approx(value, rel=2e-6, abs=1e-7), (step, given)
-
-
-@pytest.mark.parametrize("name", BY_HAND)
-def test_many_steps_at_once(name: str) -> None:
-    schedule, numbers = BY_HAND[name]
-    if name == "warm-up to one of Keras'":
-        pytest.skip("Keras' own take one")
-    found = schedule(np.array(list(numbers)))
-    np.testing.assert_allclose(
-        keras.ops.convert_to_numpy(found), list(numbers.values()), rtol=2e-6, atol=1e-7
-    )
+    if name != "warm-up to one of Keras'":  # which takes one step at a time
+        found = keras.ops.convert_to_numpy(schedule(np.array(list(numbers))))
+        np.testing.assert_allclose(found, list(numbers.values()), rtol=2e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", BY_HAND)
@@ -130,23 +118,3 @@ def test_keras_fit_takes_them() -> None:
     )
     model.fit(np.ones((3, 1)), np.ones((3, 1)), batch_size=1, verbose=0)
     assert float(model.get_weights()[0][0, 0]) == pytest.approx(-0.9, rel=1e-5)
-
-
-def test_a_plateau_lowers_the_rate_of_compiled_steps() -> None:
-    class Falling(Followed):
-        def train_step(self, batch: Any) -> Any:
-            return {"loss": treadle.minimize(lambda: 1.0 * self.w, [self.w], self.optimizer)}
-
-    task = Falling(0.1, None)
-    hook = treadle.hooks.ReduceOnPlateau("loss", factor=0.5, patience=1, direction="max")
-    with treadle.Loop(task, hooks=[hook], console=False) as loop:
-        history = loop.fit([np.zeros(1, "float32")] * 2, epochs=4)
-    expected = [0, -0.1, -0.2, -0.3, -0.4, -0.45, -0.5, -0.525]
-    np.testing.assert_allclose(history.steps("loss"), expected, atol=1e-6)
-    notes = [r.values["note"] for r in history.records if "note" in r.values]
-    assert notes[0] == (
-        "the learning rate of optimizer went from 0.1 to 0.05, because loss did not improve in "
-        "the last record: its best is -0.05, at step 2"
-    )
-    assert len(notes) == 3
-    assert history["optimizer/learning_rate"][-1] == pytest.approx(0.0125)

@@ -15,6 +15,7 @@ from executions import EXECUTIONS, long_to_compile, once
 from keras import ops
 
 import treadle
+from tests.dying import killed
 from treadle.hooks import Checkpoint
 from treadle.steps.settings import MOST_SETTINGS
 from treadle.steps.state import State
@@ -158,9 +159,6 @@ def test_a_hook_changes_a_value(kind: str, where: Any, execution: Any) -> None:
 def test_a_run_resumes_with_changed_values(kind: str, where: Any, tmp_path: Path) -> None:
     make, read, change = KINDS[kind]
 
-    def stop(loop: Any) -> None:
-        raise RuntimeError("ends here")
-
     def trained(*hooks: Any) -> list[float]:
         settings = make()
         each = treadle.every("2 steps", lambda loop: change(settings, float(loop.progress.step)))
@@ -170,19 +168,9 @@ def test_a_run_resumes_with_changed_values(kind: str, where: Any, tmp_path: Path
             loop.fit([ROWS] * 6, epochs=1)
             return loop.history.steps("value").tolist()
 
-    with pytest.raises(RuntimeError, match="ends here"):
-        trained(treadle.at("4 steps", stop))
+    with pytest.raises(OSError, match="killed"):
+        trained(treadle.at("4 steps", killed))
     assert trained() == [1, 1, 2, 2, 4, 4]
-
-
-def test_calls_see_the_current_value() -> None:
-    settings = Settings()
-    loop = treadle.Loop(Held(settings, lambda s: s.current()), console=False)
-    found = []
-    for factor in (1.0, 3.0):
-        settings.factor = factor
-        found.append(float(loop.call(lambda x: ops.mean(x) * settings.current(), ROWS)))
-    assert found == [1, 3]
 
 
 def test_what_a_step_changes_itself_is_left_out() -> None:
@@ -265,7 +253,6 @@ class Scores(Held):
         return ops.mean(x) * self.settings.temperature
 
 
-@once
 def test_a_called_method_reads_what_no_step_reads() -> None:
     settings = SimpleNamespace(factor=1.0, temperature=1.0)
     with treadle.Loop(Scores(settings, lambda s: s.factor), console=False) as loop:

@@ -10,7 +10,6 @@ from executions import long_to_compile
 
 import treadle
 from treadle.testing import compiled_equals_eager, fused_equals_unfused, run_steps
-from treadle.testing.running import Runner
 
 SHORT = 3
 
@@ -38,20 +37,6 @@ def test_windows_end_at_it_and_change_no_bit(windows: tuple[int, ...]) -> None:
 @long_to_compile
 def test_compiled_is_close_to_eager() -> None:
     compiled_equals_eager(make, two_epochs())
-
-
-@long_to_compile
-def test_each_form_is_compiled_once() -> None:
-    runner = Runner(make(), two_epochs()[0])
-    runner.run(two_epochs() * 2, (2,))
-    assert runner.programs <= 2
-
-
-@long_to_compile
-def test_rows_are_counted_as_what_they_are() -> None:
-    trace = run_steps(make(), two_epochs(), windows=(6,))
-    assert trace.values["loss"].shape == (6,)
-    assert trace.state["accuracy/count"] == 2 * (8 + 8 + SHORT)
 
 
 @pytest.mark.parametrize("form", [(0,), ()])

@@ -10,6 +10,7 @@ import pytest
 from keras import ops
 
 import treadle
+from tests.dying import killed
 from treadle import data
 from treadle.errors import TreadleWarning
 
@@ -191,7 +192,7 @@ def test_a_table_resumes_and_rolls_back_with_the_state(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole")
     assert whole == [201.0, 401.0, 602.0, 802.0, 1003.0, 1203.0]
     with pytest.raises(OSError, match="killed"):
-        run(tmp_path / "killed", treadle.every("4 steps", fail))
+        run(tmp_path / "killed", treadle.every("4 steps", killed))
     assert run(tmp_path / "killed") == whole
     broken = data.from_arrays(np.where(np.arange(len(X)) == 9, np.nan, X.T).T, batch_size=BATCH)
     rollback = treadle.hooks.NonFinite("rollback")
@@ -240,9 +241,9 @@ def test_tables_of_branches_are_told_apart_in_a_resumed_run_and_in_an_evaluation
     every_step = treadle.hooks.Checkpoint("1 step")
     with (
         pytest.raises(OSError, match="killed"),
-        loop(every_step, treadle.every("2 steps", fail)) as killed,
+        loop(every_step, treadle.every("2 steps", killed)) as ended,
     ):
-        killed.fit(in_order, epochs=2)
+        ended.fit(in_order, epochs=2)
     with loop() as resumed:
         found = resumed.fit(in_order, epochs=2).steps("found").tolist()
     assert found == [1.0, 101.0, 201.0, 202.0, 302.0, 402.0]
@@ -268,10 +269,6 @@ def test_a_table_that_eval_step_changes_is_named(tmp_path: Path) -> None:
         treadle.Loop(Evaluating(tf.reduce_sum), tmp_path, console=False) as loop,
     ):
         loop.fit(SOURCE, validation=SOURCE, epochs=1)
-
-
-def fail(*_: Any) -> None:
-    raise OSError("killed")
 
 
 @on_tensorflow

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from executions import EAGER_ONCE, EXECUTIONS, long_to_compile, once
+from executions import EAGER_ONCE, long_to_compile, once
 from keras import layers, ops
 
 import treadle
@@ -152,39 +152,6 @@ def test_a_stateful_layer_equals_states_passed_by_hand(name: str, execution: Any
         np.testing.assert_allclose(*map(ops.convert_to_numpy, (state, held)), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.long
-@EAGER_ONCE
-def test_a_layer_in_time_distributed_keeps_its_state(execution: Any) -> None:
-    """The wrapped layer is called for each element of the sequence, one after the other."""
-    keras.utils.set_random_seed(3)
-    one = layers.TimeDistributed(layers.GRU(UNITS, stateful=True))
-    shape = (ROWS, 2, STEPS, FEATURES)
-
-    class Wrapped(Stateful):
-        def reset(self) -> None:
-            self.layer.layer.reset_state()
-
-    found = Wrapped(one, shape)
-    weights = [np.array(w) for w in one.get_weights()]
-    losses, _ = trained(found, shape, execution)
-
-    class Each(Stateful):
-        def train_step(self, x: Any) -> Any:
-            def objective() -> Any:
-                return ops.mean(
-                    sum(
-                        ops.stack([self.layer(x[:, i]) for i in range(2)], 1) ** 2 for _ in range(2)
-                    )
-                )
-
-            variables = self.layer.trainable_variables
-            return {"loss": treadle.minimize(objective, variables, self.optimizer)}
-
-    each = Each(layers.GRU(UNITS, stateful=True), SEQUENCE)
-    each.layer.set_weights(weights)
-    np.testing.assert_allclose(losses, trained(each, shape, execution)[0], rtol=2e-5)
-
-
 @long_to_compile
 @EAGER_ONCE
 def test_mixed_precision_keeps_the_state(execution: Any) -> None:
@@ -197,34 +164,3 @@ def test_mixed_precision_keeps_the_state(execution: Any) -> None:
         state = ops.convert_to_numpy(layer.states[0])
         assert layer.states[0].dtype == "float32" and np.abs(state).min() > 0
         assert loop.evaluate([x])["loss"] != before
-
-
-@EXECUTIONS
-def test_an_objective_differentiates_at_what_it_has_read(execution: Any) -> None:
-    """Any variable that is read, multiplied by a weight, and assigned: here a running mean."""
-
-    class Running(treadle.Task):
-        def __init__(self) -> None:
-            self.weight, self.optimizer = keras.Variable(2.0), keras.optimizers.SGD(0.1)
-            self.mean = keras.Variable(1.0, trainable=False)
-
-        def train_step(self, x: Any) -> Any:
-            def objective() -> Any:
-                read = ops.convert_to_tensor(self.mean) * self.weight
-                self.mean.assign(self.mean * 0.5 + ops.mean(x))
-                return read + ops.convert_to_tensor(self.mean) * self.weight**2
-
-            return {"loss": treadle.minimize(objective, [self.weight], self.optimizer)}
-
-    weight, mean, expected = 2.0, 1.0, list[float]()
-    for _ in range(3):
-        new = mean * 0.5 + 3
-        expected.append(mean * weight + new * weight**2)
-        weight -= 0.1 * (mean + 2 * new * weight)
-        mean = new
-    task, batches = Running(), [np.full((2,), 3.0, "float32")] * 3
-    with treadle.Loop(task, options=treadle.Options(execution=execution), console=False) as loop:
-        losses = [logs["loss"] for logs in loop.steps(batches)]
-    np.testing.assert_allclose(losses, expected, rtol=1e-5)
-    now = [ops.convert_to_numpy(v) for v in (task.weight, task.mean)]
-    np.testing.assert_allclose(now, [weight, mean], rtol=1e-5)

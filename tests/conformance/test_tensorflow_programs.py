@@ -143,23 +143,6 @@ def accumulation() -> Program:
     return step, {"model": model, "optimizer": optimizer, "sums": sums, "count": count}
 
 
-def jacobian() -> Program:
-    model = network()
-
-    @tf.function
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape:
-            with tf.GradientTape() as inner:
-                inner.watch(x)
-                logits = model(x)
-            rows = inner.batch_jacobian(logits, x)
-            loss = cross_entropy(y, logits) + 0.1 * tf.reduce_sum(rows**2)
-        descend(tape, loss, model.trainable_variables)
-        return loss
-
-    return step, {"model": model}
-
-
 def images() -> Program:
     """Augmentation in the step, with numbers of the program's own seed."""
     kernel, number = weights(3, 3, 1, 2), tf.Variable(0, trainable=False)
@@ -182,23 +165,30 @@ def images() -> Program:
 
 
 def metrics() -> Program:
-    """A metric that is reset every third step, in a branch."""
-    model, accuracy = network(), keras.metrics.SparseCategoricalAccuracy()
-    count = tf.Variable(0, trainable=False)
+    """A tutorial's step: a model that it builds, Dropout, metrics that are called, one of which is
+    reset every third step, in a branch."""
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(5, "relu"), keras.layers.Dropout(0.2), keras.layers.Dense(2)]
+    model, loss_object = keras.Sequential(layers), keras.losses.SparseCategoricalCrossentropy(True)
+    optimizer, count = keras.optimizers.Adam(), tf.Variable(0, trainable=False)
+    mean, accuracy = keras.metrics.Mean(), keras.metrics.SparseCategoricalAccuracy()
 
     @tf.function
     def step(x: Any, y: Any) -> Any:
         with tf.GradientTape() as tape:
-            logits = model(x)
-            loss = cross_entropy(y, logits)
-        descend(tape, loss, model.trainable_variables)
+            logits = model(x, training=True)
+            loss = loss_object(y, logits)
+        slopes = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(slopes, model.trainable_variables, strict=True))
         count.assign_add(1)
         if count % 3 == 0:
             accuracy.reset_state()
-        accuracy.update_state(y, logits)
+        mean(loss)
+        accuracy(y, logits)
         return loss
 
-    return step, {"model": model, "accuracy": accuracy, "count": count}
+    parts = {"model": model, "optimizer": optimizer, "count": count}
+    return step, {**parts, "mean": mean, "accuracy": accuracy}
 
 
 def noise() -> Program:
@@ -285,7 +275,7 @@ def plain_class() -> Program:
 
 
 PROGRAMS = [
-    *(gradient_penalty, loops, own_optimizer, clipped_slices, accumulation, jacobian, images),
+    *(gradient_penalty, loops, own_optimizer, clipped_slices, accumulation, images),
     *(metrics, noise, averaged, on_a_strategy, plain_class),
 ]
 
