@@ -145,6 +145,11 @@ def test_a_new_end_replaces_the_recorded_one():
     assert "steps was 3, now None" in overridden and "epochs was 3, now None" in overridden
 
 
+def test_a_run_that_fails_leaves_no_folder():
+    run_tiny("--set", "fails=interrupt", "--directory", "a/b", code=130)
+    assert not Path("a").exists() and not Path("runs").exists()
+
+
 def test_the_seed_decides():
     runs = [json.loads(run_tiny("--json", "--seed", seed).stdout)["last"] for seed in (1, 1, 2)]
     assert runs[0] == runs[1] != runs[2]

@@ -1,6 +1,7 @@
 """Branches and loops of `keras.ops` in steps give what Python's own would, with all their state."""
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,9 @@ from executions import long_to_compile, once
 from keras import ops
 
 import treadle
+from tests.dying import Dying
 from treadle.errors import GradientError, StepError
+from treadle.hooks import Checkpoint
 
 BACKEND = keras.config.backend()
 BATCHES = [
@@ -206,6 +209,17 @@ class Differentiated(Stateful):
         )
         self.w.assign_sub(0.01 * slope)
         return {"found": ops.sum(slope) + loss}
+
+
+@long_to_compile
+def test_an_interrupted_run_ends_the_same(tmp_path: Path) -> None:
+    expected = trained(Stateful(scanned), "auto")
+    hooks = [Checkpoint(every="1 step"), Dying(2)]
+    with pytest.raises(OSError, match="killed"):
+        trained(Stateful(scanned), "auto", directory=tmp_path, hooks=hooks)
+    _, state = trained(Stateful(scanned), "auto", directory=tmp_path, hooks=hooks[:1])
+    for path, value in expected[1].items():
+        np.testing.assert_array_equal(state[path], value, err_msg=path)
 
 
 @pytest.mark.parametrize(

@@ -90,17 +90,28 @@ else:
         alg=tf.random.Algorithm.PHILOX.value,
         counter=tf.constant([2**64 - 5, 1], tf.uint64),
     )
-    DRAWS["poisson"] = lambda n, seed: tf.random.stateless_poisson([n, 3], [seed, 0], 2.5)
+    tf_random, columns = tf.random, tf.constant([1.0, 2.0, 3.0])
+    DRAWS["poisson"] = lambda n, seed: tf_random.stateless_poisson([n, 3], [seed, 0], 2.5)
+    for name, rates in (("columns", lambda n: columns), ("rows", lambda n: tf.fill([n, 3], 2.5))):
+        DRAWS[f"poisson-of-{name}"] = lambda n, seed, rates=rates: tf_random.stateless_poisson(
+            [n, 3], [seed, 0], rates(n)
+        )
+        DRAWS[f"gamma-of-{name}"] = lambda n, seed, rates=rates: tf_random.stateless_gamma(
+            [n, 3], [seed, 0], rates(n)
+        )
 
-    def of_generator(n: int, seed: int) -> Any:
-        generator = tf.random.Generator.from_seed(seed, alg="philox")
-        generator.normal([n, 3])
+    def of_generator(n: int, generator: Any) -> Any:
+        """Draw several times, in shapes whose products could be mistaken for one another."""
+        for shape in ([n, 16], [n, 8], [64], [2 * n, 4], [n], []):
+            generator.normal(shape)
         return generator.uniform([n, 3])
 
-    DRAWS["second-of-generator"] = of_generator
+    DRAWS["last-of-generator"] = lambda n, seed: of_generator(
+        n, tf_random.Generator.from_seed(seed, alg="philox")
+    )
     DRAWS["generator-of-graph"] = lambda n, seed: tf.function(
-        lambda generator: [generator.normal([n, 3]), generator.normal([n, 3])][1], autograph=False
-    )(tf.random.Generator.from_seed(seed, alg="philox"))
+        lambda generator: of_generator(n, generator), autograph=False
+    )(tf_random.Generator.from_seed(seed, alg="philox"))
     for name in ("normal", "uniform", "truncated-normal"):
         DRAWS[f"{name}-xla"] = lambda n, seed, draw=DRAWS[name]: tf.function(
             lambda: draw(n, seed), jit_compile=True, autograph=False
@@ -164,7 +175,9 @@ def largest(draw: Callable[[], Any]) -> int:
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="of TensorFlow")
-@pytest.mark.parametrize("name", ["poisson", "shuffle", "stateless_shuffle", "truncated"])
+@pytest.mark.parametrize(
+    "name", ["poisson", "shuffle", "stateless_shuffle", "truncated", "binomial of a generator"]
+)
 def test_a_draw_that_cannot_be_divided_is_refused(name: str) -> None:
     import tensorflow as tf
 
@@ -173,6 +186,9 @@ def test_a_draw_that_cannot_be_divided_is_refused(name: str) -> None:
         "poisson": lambda: tf.random.poisson([4], 2.0),
         "shuffle": lambda: tf.random.shuffle(tf.zeros([4])),
         "stateless_shuffle": lambda: stateless(tf.zeros([4]), [1, 2]),
+        "binomial of a generator": lambda: tf.random.Generator.from_seed(1, alg="philox").binomial(
+            [4], 9.0, 0.3
+        ),
         "truncated": lambda: tf.random.stateless_parameterized_truncated_normal([4], [1, 2]),
     }
     mine = OwnRows(process(0), 8, Seen())

@@ -46,7 +46,9 @@ def test_precision_sets_the_policy_of_layers_made_afterwards() -> None:
         assert (layer.compute_dtype, layer.variable_dtype) == (dtype, "float32")
 
 
-def test_invalid_seeds_are_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"would keep weights in float16.*'mixed_float16'"):
+        treadle.setup(precision="float16")
     with pytest.raises(ConfigurationError, match=r"^seed must be a whole number, not 1\.5$"):
         treadle.setup(seed=1.5)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match=r"^seed must be at least 0, not -1$"):

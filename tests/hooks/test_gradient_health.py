@@ -14,7 +14,7 @@ from keras import layers, ops
 import treadle
 from treadle import data
 from treadle.errors import ConfigurationError, NonFiniteError
-from treadle.hooks import GradientHealth
+from treadle.hooks import Checkpoint, GradientHealth
 from treadle.hooks.gradient_health import read_health
 
 rng = np.random.default_rng(0)
@@ -168,6 +168,22 @@ def verdicts(task: Any, steps: int = 50) -> dict[str, Any]:
     warned = [r.values["warning"] for r in loop.history.records if "warning" in r.values]
     assert [v.text for v in hook.verdicts] == [w for w in warned if not w.startswith("no weight")]
     return {v.kind: v for v in hook.verdicts}
+
+
+@pytest.mark.long
+def test_a_resumed_run_writes_the_same_file(tmp_path: Path) -> None:
+    def run(name: str, *ends: int) -> tuple[bytes, dict[str, Any]]:
+        loop = None
+        for steps in ends:
+            hooks = GradientHealth(every="10 steps"), Checkpoint(every="7 steps")
+            where = {"directory": tmp_path / name, "override": True}
+            loop = fitted(made(Net), *hooks, steps=steps, **where)
+        assert loop is not None
+        return (tmp_path / name / "health.jsonl").read_bytes(), loop.state.arrays()
+
+    whole, resumed = run("whole", 35), run("resumed", 17, 35)
+    assert resumed[0] == whole[0]
+    assert all(resumed[1][path].tobytes() == x.tobytes() for path, x in whole[1].items())
 
 
 def test_vanishing_gradients_are_found_within_50_steps() -> None:

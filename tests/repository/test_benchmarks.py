@@ -173,6 +173,51 @@ def test_growing_memory_and_later_programs_are_not_met() -> None:
     assert met(programs=1, microseconds=1) == [True, False, False]
 
 
+def test_the_page_holds_every_table(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = result(**{"treadle": 1, "raw": 0.5, "fit": 2, "@tf.function": 1.5, "fit,": 2})
+    times = measured["times"]
+    rows = [
+        {"step": i, "mebibytes": 900 + i, "microseconds": 250, "programs": 1} for i in range(20)
+    ]
+    named = {"treadle, no hooks": times["treadle"], "treadle, data × 10": times["treadle"]}
+    named |= {"treadle, parameters × 10": times["fit"], "raw": times["treadle"]}
+    named |= {"raw, parameters × 10": times["fit"], **times}
+    other = {**measured, "times": named}
+    monkeypatch.setattr(page, "DOCS", tmp_path)
+    parts = ("machine", "required", "tables")
+    begins = [f"<!-- scripts/bench speed --write: {part} -->" for part in parts]
+    (tmp_path / "benchmarks.md").write_text("\n<!-- end -->\n".join([*begins, "the end\n"]))
+    page.write(
+        {
+            "memory torch": {**other, "rows": rows},
+            "startup jax": {**other, "neighbours": 0.2, "seconds": {"treadle": [3.0, 4.0, 5.0]}},
+            "hooks jax": {**other, "each": {"Console": 0.5}},
+            "growth jax": {**other, "plain": "raw"},
+            "speed mlp-sgd tensorflow keras 4.0": measured,
+            "speed mlp-sgd tensorflow": measured,
+        },
+        newest_keras="4.0",
+    )
+    text = (tmp_path / "benchmarks.md").read_text()
+    headings = [line for line in text.splitlines() if line.startswith("## ")]
+    assert headings == [
+        "## What it is held to",
+        "## mlp-sgd, tensorflow",
+        "## mlp-sgd, tensorflow, Keras 4.0",
+        "## Default hooks, mlp-sgd, jax",
+        "## Growth, mlp-sgd, jax",
+        "## Many steps, mlp-sgd, torch",
+        "## Seconds to the first step, mlp-sgd, jax",
+    ]
+    assert "| raw in-graph loop | 0.50 | 0.50 – 0.50 | 50 | 50 – 50 | 150 | 1.0 | 0.500 |" in text
+    assert "pip would install 4.0: `--keras 4.0` measures it." in text
+    assert "Others used 20% of the processors meanwhile: not to be trusted." in text
+    assert "| treadle | 4.00 | 3.50 – 4.50 |" in text
+    assert (
+        "| memory, torch: memory after warm-up, 19 steps | flat within 2 % | +1.9% | met |" in text
+    )
+
+
 def test_the_command_knows_every_workload() -> None:
     assert set(page.WORKLOADS) == set(WORKLOADS)
 

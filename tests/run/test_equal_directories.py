@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import treadle
-from tests.run.test_resume import fit_twice, run, source
+from tests.run.test_resume import bare_steps, fit_twice, run, source
 from tests.run.test_resume_ends import by_epochs, by_steps
 from tests.run_content import require_equal
 from treadle.core.folder import FileSystem
@@ -74,19 +74,43 @@ def spread(taken: list[Path], count: int = 9) -> list[Path]:
     return [taken[i * len(taken) // count] for i in range(count)]
 
 
-def test_a_killed_run_leaves_the_files_of_an_uninterrupted_one(tmp_path: Path) -> None:
-    """Killed before an operation by chance, and before one of the last."""
+# Without loops over `loop.epochs`: if one was killed after its last step, no source is left from
+# which the hooks could start again, and the files that they write at the end are missing.
+BODIES = {
+    "epochs": (by_epochs, "3 steps"),  # the last step is the last of an epoch
+    "due at the end": (by_epochs, "5 steps"),  # and a checkpoint is due there
+    "steps": (by_steps, "3 steps"),  # the last step is due within an epoch
+    "two calls": (fit_twice, "3 steps"),
+    "own steps": (bare_steps, "7 steps"),
+}
+
+
+def check(tmp_path: Path, name: str, kills: int, seed: int = 0) -> None:
+    """Kill a run before random operations, and compare what its resumption leaves."""
+    body, every = BODIES[name]
     straight = tmp_path / "straight"
-    how: Any = {"every": "3 steps", "options": treadle.Options(execution="eager")}
-    count = copies(fit_twice, straight, lambda number, changed: False, **how).count
-    chance = random.Random(0)
-    chosen = {chance.randrange(1, count), count - chance.randrange(count // 6)}
-    taken = copies(fit_twice, tmp_path / "run", lambda number, _: number in chosen, **how).taken
+    how: Any = {"every": every, "options": treadle.Options(execution="eager")}
+    count = copies(body, straight, lambda number, changed: False, **how).count
+    # Most operations belong to the middle of the run: half of the kills hit its end.
+    chance = random.Random(seed)
+    chosen = {*chance.sample(range(1, count), kills // 2)}
+    chosen |= {count - chance.randrange(count // 6) for _ in range(kills - len(chosen))}
+    taken = copies(body, tmp_path / "run", lambda number, _: number in chosen, **how).taken
     require_equal(tmp_path / "run", straight)
-    assert taken
+    assert len(taken) > kills // 2
     for directory in taken:
-        run(directory, fit_twice, hooks=[calm()], **how)
+        run(directory, body, hooks=[calm()], **how)
         require_equal(directory, straight)
+
+
+def test_a_killed_run_leaves_the_files_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    check(tmp_path, "two calls", kills=2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", BODIES)
+def test_runs_killed_often_leave_equal_files(tmp_path: Path, name: str) -> None:
+    check(tmp_path, name, kills=8, seed=1)
 
 
 @pytest.mark.long

@@ -197,6 +197,25 @@ def test_a_signal_saves_at_the_next_boundary_and_loses_no_step(
 # The directory
 
 
+@pytest.mark.long
+def test_signals_end_a_process_with_their_exit_code(
+    forks: Forks, whole: Any, tmp_path: Path
+) -> None:
+    directory = tmp_path / "run"
+    for life, (moment, names, code) in enumerate(
+        (
+            ("step 8", "SIGTERM", 143),
+            ("step 16", "SIGTERM SIGTERM", 143),
+            ("step 24", "SIGINT", -signal.SIGINT),
+        )
+    ):
+        signals = {moment: names}
+        process = forks.start(tmp_path / f"{life}.txt", directory=directory, signals=signals)
+        assert process.wait() == code, process.printed
+        assert process.printed.count(moment) == 1
+    assert forks.start(tmp_path / "last.txt", directory=directory).result() == whole
+
+
 def test_an_unwritable_directory_is_an_error_before_the_first_step(tmp_path: Path) -> None:
     moments: list[str] = []
     (tmp_path / "run").write_text("a file")

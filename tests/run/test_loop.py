@@ -4,6 +4,7 @@ import os
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -19,6 +20,7 @@ from tests import forked
 from treadle import data
 from treadle.checkpoint import Checkpoints
 from treadle.errors import DataError, StateError, TreadleWarning
+from treadle.run import calls
 
 
 def test_fit_reports_every_epoch_and_every_step() -> None:
@@ -127,6 +129,27 @@ def test_a_script_that_ends_within_an_epoch_saves_its_last_step(tmp_path: Path) 
     assert "step-000000000000" in done.stdout and "step-000000000002" not in done.stdout
     found = Checkpoints(tmp_path / "run" / "checkpoints").latest()
     assert found is not None and found.progress.step == 3
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_generators_are_closed_at_exit_in_one_process(
+    size: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @calls.closed_at_exit
+    def numbers(text: str) -> Any:
+        try:
+            yield from range(3)
+        except GeneratorExit:
+            raise OSError(text) from None
+
+    held = [numbers("the disk is full"), numbers("the folder is gone")]
+    assert [next(one) for one in held] == [0, 0]
+    monkeypatch.setattr(calls, "process_group", lambda: SimpleNamespace(size=size))
+    calls._close()
+    printed = capsys.readouterr().err
+    assert ("the disk is full" in printed, "the folder is gone" in printed) == 2 * (size == 1,)
+    # Several processes save together, and the others may wait for messages of a step.
+    assert [list(one) for one in held] == 2 * [[] if size == 1 else [1, 2]]
 
 
 def test_a_call_that_ends_within_an_epoch_is_recorded() -> None:

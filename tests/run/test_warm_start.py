@@ -112,6 +112,27 @@ def test_paths_may_have_other_names_and_some_be_left_out(before: Any) -> None:
     np.testing.assert_array_equal(np.asarray(task.head.kernel), kernel)
 
 
+@pytest.mark.long
+def test_a_script_run_again_resumes_with_its_own_weights(before: Any, tmp_path: Path) -> None:
+    directory, _ = before
+
+    def script(folder: str, *hooks: Any) -> treadle.Loop:
+        keras.utils.set_random_seed(0)
+        task = Body()
+        treadle.warm_start(task, directory)
+        hooks = (treadle.hooks.Checkpoint(every="2 steps"), *hooks)
+        with treadle.Loop(task, tmp_path / folder, hooks=hooks, console=False) as loop:
+            loop.fit(source(), epochs=2)
+        return loop
+
+    straight = script("straight")
+    with pytest.raises(OSError, match="killed"):
+        script("cut", treadle.at("5 steps", killed))
+    theirs = straight.state.arrays()
+    for path, value in script("cut").state.arrays().items():
+        np.testing.assert_array_equal(value, theirs[path], err_msg=path)
+
+
 @pytest.mark.parametrize(
     ("how", "error", "message"),
     [

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -134,11 +135,16 @@ class Checkpoints:
         self._start(self._write_parts, split, temporary)
 
     def _start(self, work: Callable[..., None], *arguments: Any) -> None:
-        """Run a function in the background thread; here if the interpreter exits."""
-        try:
+        """Run a function in the background thread, or here if the interpreter is shutting down."""
+        if threading.main_thread().is_alive():
             self._pending.append(self._writer.submit(work, *arguments))
-        except RuntimeError:  # no thread starts anymore
-            work(*arguments)
+            return
+        done: Future[None] = Future()  # no thread starts anymore
+        try:
+            done.set_result(work(*arguments))
+        except Exception as error:
+            done.set_exception(error)
+        self._pending.append(done)
 
     def check(self) -> None:
         """Raise the error of the last finished save, once. Does not wait.

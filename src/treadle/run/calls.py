@@ -3,6 +3,7 @@
 import atexit
 import inspect
 import os
+import traceback
 import warnings
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -35,7 +36,7 @@ _open: WeakKeyDictionary[Generator[Any], int] = WeakKeyDictionary()  # with thei
 def closed_at_exit(
     method: Callable[_Arguments, Generator[_Value]],
 ) -> Callable[_Arguments, Generator[_Value]]:
-    """Return a method whose generators are closed when the interpreter exits.
+    """Return a method whose generators are closed when the interpreter exits, as by a `break`.
 
     A script may end while it holds `steps = loop.steps(…)`. Python closes such a generator after it
     has cleared modules, when nothing can be saved anymore.
@@ -46,17 +47,25 @@ def closed_at_exit(
         generator = method(*args, **kwargs)
         _open[generator] = os.getpid()
         atexit.unregister(_close)
-        atexit.register(_close)  # as the last, so that it runs before processes leave their group
+        atexit.register(_close)  # before what was registered earlier, such as that of trackers
         return generator
 
     return begin
 
 
 def _close() -> None:
-    """Close the generators of this process, the inner ones first; one that runs is in a thread."""
+    """Close the generators of this process, the inner ones first.
+
+    Not in several processes, which save together: the others may wait for messages of a step. A
+    generator that runs belongs to a thread.
+    """
     for generator, process in reversed(list(_open.items())):
-        if process == os.getpid() and inspect.getgeneratorstate(generator) != inspect.GEN_RUNNING:
-            generator.close()
+        runs = inspect.getgeneratorstate(generator) == inspect.GEN_RUNNING
+        if process == os.getpid() and not runs and process_group().size == 1:
+            try:
+                generator.close()
+            except Exception:
+                traceback.print_exc()
 
 
 class Calls:

@@ -83,6 +83,12 @@ INTERNALS: dict[str, Internal] = {
         ("(x, axis=0, seed=None)",),
         lost=_SEVERAL,
     ),
+    "advance_generator": Internal(
+        ("tensorflow:random.Generator._prepare_key_counter",),
+        "patched on several processes: a generator advances by the numbers of the whole batch",
+        ("(self, shape)",),
+        lost=_SEVERAL,
+    ),
     "get_seed": Internal(
         ("tensorflow.python.framework.random_seed:get_seed",),
         "patched in steps: TensorFlow's own seeds count the operations that came before",

@@ -48,19 +48,23 @@ def uniform(original: Call, shape: Any, counter: Any, alg: Any, **kwargs: Any) -
 def of_parameters(**fills: float) -> Call:
     """Return a function that draws for the whole batch, with parameters for each number.
 
+    Parameters have the last axes of the shape. Which numbers a kernel draws depends on how many
+    axes these are, so that only parameters with rows of the batch get those of other processes.
+
     Args:
         fills: A valid value of each parameter, for the rows of other processes.
     """
 
     def draw(original: Call, shape: Any, **kwargs: Any) -> Any:
-        mine, whole = _whole(_static(shape))
+        own = _static(shape)
+        mine, whole = _whole(own)
         if mine is None or whole is None:
             return original(shape=shape, **kwargs)
-        padded = {
-            name: mine.padded(tf.broadcast_to(kwargs[name], shape), value)
-            for name, value in fills.items()
-        }
-        return mine.rows_of(original(shape=list(whole), **{**kwargs, **padded}))
+        for name, value in fills.items():
+            given = tf.convert_to_tensor(kwargs[name])
+            if len(given.shape) == len(own) and given.shape[0] == own[0]:
+                kwargs[name] = mine.padded(given, value)
+        return mine.rows_of(original(shape=list(whole), **kwargs))
 
     return draw
 
@@ -74,15 +78,10 @@ def of_logits(original: Call, logits: Any, **kwargs: Any) -> Any:
     return mine.rows_of(original(logits=mine.padded(logits, 0), **kwargs))
 
 
-def advanced(original: Call, delta: Any, **kwargs: Any) -> Any:
-    """Advance a `tf.random.Generator` by the numbers that all processes draw."""
-    sizes = delta
-    while not tf.executing_eagerly() and sizes.op.type in ("Cast", "Prod"):
-        sizes = sizes.op.inputs[0]  # the shape: `get_static_value` computes no product
-    mine, whole = _whole((math.prod(_static(sizes)),))
-    if mine is not None and whole is not None:
-        delta = tf.constant(whole[0], delta.dtype)
-    return original(delta=delta, **kwargs)
+def advanced(original: Call, generator: Any, shape: Any) -> Any:
+    """Advance a `tf.random.Generator` by the numbers of all processes, before it draws."""
+    _, whole = _whole(_static(shape))
+    return original(generator, shape if whole is None else list(whole))
 
 
 def shuffled(original: Call, x: Any, axis: int = 0, seed: Any = None) -> Any:
@@ -143,9 +142,9 @@ DRAWS: Final[Mapping[str, Call]] = {
     "StatelessRandomBinomial": of_parameters(counts=1, probs=0.5),
     "StatelessRandomPoisson": of_parameters(lam=1),
     "StatelessMultinomial": of_logits,
-    "RngReadAndSkip": advanced,
     "RandomPoissonV2": refused,
     "RandomShuffle": refused,
+    "StatefulRandomBinomial": refused,
     "StatelessParameterizedTruncatedNormal": refused,
     "StatelessShuffle": refused,
 }
@@ -153,6 +152,7 @@ DRAWS: Final[Mapping[str, Call]] = {
 
 REPLACEMENTS: Final[Mapping[Internal, Call]] = {
     INTERNALS["shuffle"]: shuffled,
+    INTERNALS["advance_generator"]: advanced,
     KERAS_INTERNALS["moments"]: moments_with(_moments, ("float16", "bfloat16"), tf.clip_by_value),
     KERAS_INTERNALS["masked_moments"]: masked_moments,
     KERAS_INTERNALS["apply"]: applied,
@@ -161,7 +161,7 @@ REPLACEMENTS: Final[Mapping[Internal, Call]] = {
 
 
 def _static(shape: Any) -> tuple[int, ...]:
-    """Return a shape, or a number, as numbers.
+    """Return a shape as numbers.
 
     Raises:
         StepError: It is not known before the step runs.
@@ -174,7 +174,7 @@ def _static(shape: Any) -> tuple[int, ...]:
             "the shape of a random draw depends on values, so that several processes cannot divide "
             "it: draw for a shape that follows from the shapes of the batch"
         )
-    return tuple(int(size) for size in found.flat)
+    return tuple(int(size) for size in found)
 
 
 def _whole(shape: tuple[int, ...]) -> tuple[OwnRows | None, tuple[int, ...] | None]:
