@@ -160,9 +160,9 @@ def by_hand(task: Stateful) -> tuple[list[float], dict[str, Any]]:
     return found, treadle.Loop(task, console=False).state.arrays()
 
 
-def trained(task: Stateful, execution: Any) -> tuple[list[float], dict[str, Any]]:
+def trained(task: Stateful, execution: Any, **how: Any) -> tuple[list[float], dict[str, Any]]:
     options = treadle.Options(execution=execution)
-    with treadle.Loop(task, console=False, options=options) as loop:
+    with treadle.Loop(task, console=False, options=options, **how) as loop:
         return loop.fit(BATCHES, epochs=1).steps("found"), loop.state.arrays()
 
 
