@@ -26,10 +26,10 @@ GROUP = {"process_group", "is_chief"}
 BACKENDS = ("jax", "torch", "tensorflow")
 LONG = 60
 
-# Budgets: about 3 % above what was counted when a limit was set, so that changes can be merged that
-# add a function each. A change that exceeds one says why; one that lowers a count lowers its limit.
+# Budgets, which are often reached. A change that exceeds one raises it and says why; one that lowers
+# a count lowers its limit.
 LIMITS = {
-    "lines": 71_690,
+    "lines": 71_700,
     "lines of code": 44_490,
     "files": 370,
     "files outside distribute/ that use a group of processes": 10,
@@ -38,7 +38,7 @@ LIMITS = {
     "modules in treadle": 9,
     "members of Loop": 22,
     "functions above 60 lines": 6,
-    "private names of Keras and the frameworks": 88,
+    "private names of Keras and the frameworks": 87,
     "private names that nothing works without": 20,
     "lines of doctor/": 5_440,  # the aim is 5,000
     "numeric literals of doctor/ (0 and 1 aside)": 93,

@@ -7,8 +7,11 @@ When a run resumes, this happens in this order:
 3. `Calls.skip_completed_call` skips the calls that were complete.
 4. `Calls._begin_call` restores Python values and the validation of the call.
 5. `Engine._open` opens the source at its position.
-6. `Engine.build_and_start` builds the step; `Resume.restore` assigns variables, Python values,
-   random states and means. Then hooks start, and the first window runs.
+6. `Engine.build_and_start` calls `Resume.restore`, which builds the step and restores Python
+   values, variables, random states and means. Then hooks start, and the first window runs.
+
+Variables that exist already are assigned earlier, where code may read them
+(`assign_what_exists`). A run that is finished restores no hooks (`Run._restore_end`).
 
 A script that runs again makes the same calls of the loop in the same order. Calls that were
 complete before the checkpoint do nothing, and the call during which it was saved resumes from it. A

@@ -1,8 +1,9 @@
 """The complete state of a run: what a checkpoint holds, and its encoding.
 
 Saving, resuming, rolling back and replaying write a `RunState` or restore one. `Run.capture`
-collects it. A new field needs a line in `RunState`, in `_fields`, in `Run.capture`, and where it is
-restored.
+collects it. A new field needs a line in `RunState`, with a default, in `_fields`, in the exceptions
+of `_loop`, since older checkpoints lack it, in `Run.capture`, and where it is restored:
+`Run.restore_progress`, `Run._restore_end` for a finished run, or `Resume.restore`.
 """
 
 from collections.abc import Mapping, Sequence
