@@ -120,6 +120,18 @@ def test_a_full_disk_leaves_the_newest_checkpoints(tmp_path, last):
         assert checkpoints.steps() == [0, *steps[-last:]]
 
 
+@pytest.mark.parametrize("full", [False, True])
+def test_what_is_saved_while_the_interpreter_shuts_down_is_written_here(tmp_path, full):
+    system = Refuses(errno.ENOSPC, "append", "arrays", times=99) if full else Quick()
+    checkpoints = Checkpoints(tmp_path, system=system)
+    checkpoints._writer.shutdown()  # as at exit
+    assert checkpoints.save(checkpoint(3)) and not checkpoints.busy
+    if full:
+        with pytest.raises(CheckpointError, match="the disk is full"):
+            checkpoints.wait()
+    assert checkpoints.steps() == ([] if full else [3])
+
+
 def test_the_same_step_again_is_the_newer_one(tmp_path):
     checkpoints = saved(tmp_path, 0)
     for number in range(2):

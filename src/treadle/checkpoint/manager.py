@@ -2,7 +2,6 @@
 
 import os
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -136,10 +135,11 @@ class Checkpoints:
 
     def _start(self, work: Callable[..., None], *arguments: Any) -> None:
         """Run a function in the background thread, or here if the interpreter is shutting down."""
-        if threading.main_thread().is_alive():
+        try:
             self._pending.append(self._writer.submit(work, *arguments))
             return
-        done: Future[None] = Future()  # no thread starts anymore
+        except RuntimeError:  # no thread starts while the interpreter shuts down
+            done: Future[None] = Future()
         try:
             done.set_result(work(*arguments))
         except Exception as error:

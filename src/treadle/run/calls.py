@@ -36,7 +36,7 @@ _open: WeakKeyDictionary[Generator[Any], int] = WeakKeyDictionary()  # with thei
 def closed_at_exit(
     method: Callable[_Arguments, Generator[_Value]],
 ) -> Callable[_Arguments, Generator[_Value]]:
-    """Return a method whose generators are closed when the interpreter exits, as by a `break`.
+    """Return a method whose generators are closed at exit, as after a `break`, in one process.
 
     A script may end while it holds `steps = loop.steps(…)`. Python closes such a generator after it
     has cleared modules, when nothing can be saved anymore.
@@ -47,7 +47,7 @@ def closed_at_exit(
         generator = method(*args, **kwargs)
         _open[generator] = os.getpid()
         atexit.unregister(_close)
-        atexit.register(_close)  # before what was registered earlier, such as that of trackers
+        atexit.register(_close)  # runs before callbacks registered earlier, as those of trackers
         return generator
 
     return begin
@@ -56,8 +56,8 @@ def closed_at_exit(
 def _close() -> None:
     """Close the generators of this process, the inner ones first.
 
-    Not in several processes, which save together: the others may wait for messages of a step. A
-    generator that runs belongs to a thread.
+    Several processes save together, so their generators are not closed: another process may wait
+    for messages of a step. A generator that runs belongs to a thread.
     """
     for generator, process in reversed(list(_open.items())):
         runs = inspect.getgeneratorstate(generator) == inspect.GEN_RUNNING

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
+import numpy as np
 import tensorflow as tf
 from keras import ops
 
@@ -49,7 +50,7 @@ def of_parameters(**fills: float) -> Call:
     """Return a function that draws for the whole batch, with parameters for each number.
 
     Parameters have the last axes of the shape. Which numbers a kernel draws depends on how many
-    axes these are, so that only parameters with rows of the batch get those of other processes.
+    axes these are, so only parameters with rows of the batch are padded with other rows.
 
     Args:
         fills: A valid value of each parameter, for the rows of other processes.
@@ -62,6 +63,8 @@ def of_parameters(**fills: float) -> Call:
             return original(shape=shape, **kwargs)
         for name, value in fills.items():
             given = tf.convert_to_tensor(kwargs[name])
+            if not given.shape.is_fully_defined():
+                given = tf.broadcast_to(given, own)
             if len(given.shape) == len(own) and given.shape[0] == own[0]:
                 kwargs[name] = mine.padded(given, value)
         return mine.rows_of(original(shape=list(whole), **kwargs))
@@ -168,13 +171,16 @@ def _static(shape: Any) -> tuple[int, ...]:
     """
     if isinstance(shape, (list, tuple)):  # of numbers and tensors
         shape = tf.convert_to_tensor(shape, tf.int32)
-    found = tf.get_static_value(shape)
+    found: Any = tf.get_static_value(shape)
+    if found is None:  # of `[tf.shape(x)[0], 3]`: the shape of an operation's result is inferred
+        found = tf.broadcast_to(0, shape).shape
+        found = np.array(found) if found.is_fully_defined() else None
     if found is None:
         raise StepError(
             "the shape of a random draw depends on values, so that several processes cannot divide "
             "it: draw for a shape that follows from the shapes of the batch"
         )
-    return tuple(int(size) for size in found)
+    return tuple(int(size) for size in found.flat)
 
 
 def _whole(shape: tuple[int, ...]) -> tuple[OwnRows | None, tuple[int, ...] | None]:
