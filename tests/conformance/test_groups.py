@@ -121,6 +121,9 @@ KILLED = {
     "tensorflow": ("kill@1@10",),
     "jax": (),  # test_split_checkpoints.py kills processes of JAX
 }[keras.config.backend()]
+OTHERS = {"torch": ("torchrun", "SLURM", "Open MPI"), "tensorflow": ("TF_CONFIG",), "jax": ()}[
+    keras.config.backend()
+]
 
 
 @pytest.mark.long
@@ -136,27 +139,51 @@ def test_a_group_with_a_killed_process_starts_again_bit_for_bit(
     assert lines(tmp_path / "run") == lines(whole[0])
 
 
+def by_hand(launcher: str, port: int) -> list[dict[str, str]]:
+    """The variables that a launcher sets in each of two processes of this machine."""
+    address, local = f"127.0.0.1:{port}", {"TREADLE_PORT": str(port)}
+    torchrun = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port - 1)}
+    slurm = {"SLURM_NTASKS": "2", "SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "localhost"}
+    open_mpi = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    cluster = {"worker": [address, f"127.0.0.1:{free_port()}"]}
+    return {
+        "torchrun": [{**torchrun, "RANK": str(i), "LOCAL_RANK": str(i)} for i in range(2)],
+        "SLURM": [{**slurm, **local, "SLURM_PROCID": str(i)} for i in range(2)],
+        "Open MPI": [{**open_mpi, **local, "OMPI_COMM_WORLD_RANK": str(i)} for i in range(2)],
+        "TF_CONFIG": [
+            {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": i}})}
+            for i in range(2)
+        ],
+    }[launcher]
+
+
 @pytest.mark.long
-@pytest.mark.skipif(keras.config.backend() != "tensorflow", reason="TensorFlow reads it, too")
-def test_processes_started_with_tf_config_have_the_same_bits(
-    whole: tuple[Path, Ended], tmp_path: Path
+@pytest.mark.parametrize("launcher", OTHERS)
+def test_processes_started_by_others_have_the_same_bits(
+    whole: tuple[Path, Ended], tmp_path: Path, launcher: str
 ) -> None:
-    """Nothing but an environment variable says to a process which one it is."""
-    cluster = {"worker": [f"127.0.0.1:{free_port()}" for _ in range(2)]}
-    tasks = [{"type": "worker", "index": i} for i in range(2)]
+    """Nothing but environment variables says to a process which one it is."""
+    found = by_hand(launcher, free_port())
     with ThreadPoolExecutor(2) as pool:
         first, second = pool.map(
-            lambda task: started(
-                [python(), SCRIPT, str(tmp_path / "run")],
-                OMP_NUM_THREADS="1",
-                TF_CONFIG=json.dumps({"cluster": cluster, "task": task}),
+            lambda variables: started(
+                [python(), SCRIPT, str(tmp_path / "run")], OMP_NUM_THREADS="1", **variables
             ),
-            tasks,
+            found,
         )
     assert (first.code, second.code) == (0, 0), first.errors + second.errors
-    assert "treadle: 2 processes, by TF_CONFIG" in first.errors
+    assert f"treadle: 2 processes, by {launcher}" in first.errors
     assert {**first.last, **second.last} == whole[1].last
     assert lines(tmp_path / "run") == lines(whole[0])
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not TORCH, reason="torchrun is of PyTorch")
+def test_torchrun_gives_the_same_bits(whole: tuple[Path, Ended], tmp_path: Path) -> None:
+    torchrun = [python(), "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    ended = started([*torchrun, SCRIPT, str(tmp_path / "run")], OMP_NUM_THREADS="1")
+    assert ended.code == 0, ended.errors
+    assert ended.last == whole[1].last
 
 
 @pytest.mark.long
@@ -179,6 +206,15 @@ def test_a_command_has_the_same_bits_by_torchrun(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @once
+def test_an_exception_in_one_process_is_named_in_the_others(tmp_path: Path) -> None:
+    ended = train(tmp_path / "run", FAULT="raise@1@10")
+    assert ended.code == 1
+    assert "ValueError: planted" in ended.errors
+    assert "ProcessError: process 1 failed: ValueError: planted. This process" in ended.errors
+
+
+@pytest.mark.long
+@once
 def test_all_processes_roll_back_and_exclude_the_same_batch(tmp_path: Path) -> None:
     ended = train(tmp_path / "run", FAULT="nan@1@0")
     assert ended.code == 0, ended.errors
@@ -189,8 +225,8 @@ def test_all_processes_roll_back_and_exclude_the_same_batch(tmp_path: Path) -> N
 
 @pytest.mark.long
 @once
-@pytest.mark.parametrize("fault", ["raise@1@10", "body@1@10", "end@0@0"])
-def test_an_exception_in_one_process_is_named_in_the_others(tmp_path: Path, fault: str) -> None:
+@pytest.mark.parametrize("fault", ["body@1@10", "end@0@0"])
+def test_an_exception_outside_of_steps_is_named_in_the_others(tmp_path: Path, fault: str) -> None:
     ended = train(tmp_path / "run", FAULT=fault)
     assert ended.code == 1
     rank = fault.split("@")[1]
