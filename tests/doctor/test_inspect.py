@@ -28,7 +28,8 @@ from tests.doctor.doctor_programs import (
 from tests.doctor.doctor_sound import SOUND
 from treadle import Datasets
 from treadle.core.randomness import random_states
-from treadle.doctor.sheets.lines import HOW, UNNAMED
+from treadle.doctor.sheets.differences import differences
+from treadle.doctor.sheets.lines import HOW, NUMBER, UNNAMED, WIRING, Line
 from treadle.doctor.sheets.sheet import SCHEMA
 from treadle.errors import ConfigurationError, DataError
 from treadle.steps import probes, transforms
@@ -165,6 +166,19 @@ def test_the_first_three_lines_of_differences_name_four_of_five_culprits() -> No
         if not named(found, culprits):
             missed.append(program.__name__)
     assert len(missed) <= len(FOREIGN[::3]) // 5, missed
+
+
+def test_what_is_connected_and_unusual_comes_first_in_a_difference() -> None:
+    def lines(value: int) -> list[Line]:
+        return [
+            Line("metrics", "number", "mean", value, "recorded", weight=NUMBER),
+            Line("layers", "setting", "rate", value, "object"),
+            Line("layers", "marked", "rate", value, "object", mark="odd" * value),
+            Line("variables", "wiring", "updated by", str(value), "recorded", weight=WIRING),
+        ]
+
+    found = differences(lines(0), lines(1))
+    assert [x.subject for x in found] == ["wiring", "marked", "setting", "number"]
 
 
 def test_equal_tasks_have_no_difference() -> None:
